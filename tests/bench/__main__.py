@@ -3,9 +3,10 @@
     python -m tests.bench [--rounds 5] [--scale 1.0] [--only SECTION …] [--peers redis nats ray] [--json FILE]
                           [--markdown FILE]
 
-It starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the peers that are installed, prints a table
-and, with --json or --markdown, writes the same figures to a file. With defaults it takes about half an hour on two
-cores. Absolute times depend on the machine and its neighbours; ratios are of one round. Goals that are reached say yes.
+The bench starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the installed peers, and prints a
+table. With --json or --markdown it writes the same figures to a file. With defaults it takes about half an hour on two
+cores. Absolute times depend on the machine and its neighbours; each ratio compares two measurements of one round. A
+reached goal shows "yes".
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
 
 
 def main() -> None:
-    """Run the sections asked for, print the table, write the file."""
+    """Run the requested sections, print the table, and write the file."""
     options = _options()
     console, figures = Console(width=max(Console().width, 150)), list[Figure]()
 
@@ -58,7 +59,7 @@ def main() -> None:
     def take(section: str, found: Iterable[Figure]) -> None:
         try:
             take_all(found)
-        except Exception:  # the other sections are worth having
+        except Exception:  # keep the results of the other sections
             failed.append(section)
             traceback.print_exc()
 
@@ -112,7 +113,7 @@ def _options() -> argparse.Namespace:
 
 
 def _cluster_sections(only: Iterable[str], *, sync: bool) -> list[str]:
-    """The sections asked for that run in a cluster; with SYNC_FLUSH only those that wait for the disk."""
+    """Return the requested sections that need a cluster; with SYNC_FLUSH only the sections that wait for the disk."""
     return [one for one in CLUSTER_SECTIONS if one in only and (not sync or one in ("produce", "consume", "delay"))]
 
 

@@ -1,4 +1,4 @@
-"""An embedded raymq for a bench, and workers in processes of their own: Ray tasks that connect to it."""
+"""An embedded raymq for a bench, and workers in their own processes: Ray tasks that connect to raymq."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC: Final = "bench"
 
 @contextmanager
 def embedded(directory: Path, *, sync: bool, replicas: int = 1) -> Iterator[raymq.Client]:
-    """A raymq on this machine with one broker group, until the block ends."""
+    """Run a raymq with one broker group on this machine for the block."""
     config = directory / "raymq.yaml"
     spread = "\n  spread: false" if replicas > 1 else ""
     config.write_text(
@@ -31,13 +31,13 @@ def embedded(directory: Path, *, sync: bool, replicas: int = 1) -> Iterator[raym
 
 
 def new_topic(client: raymq.Client, name: str, queues: int = 4) -> str:
-    """Create a topic; returns its name."""
+    """Create a topic. Returns its name."""
     client.admin.create_topic(name, queues=queues)
     return name
 
 
 def joined_consumer(client: raymq.Client, group: str, topic: str, **options: Any) -> Any:
-    """A pull consumer that reads `topic` from its first message, and has its queues."""
+    """Return a pull consumer that has its queues and reads `topic` from the first message."""
     consumer = client.pull_consumer(group, consume_from=FROM_FIRST, auto_commit=False, **options)
     consumer.subscribe(topic)
     deadline_s = time.monotonic() + 60
@@ -58,11 +58,13 @@ class Worker:
         self._client = raymq.connect()
 
     def ready(self) -> None:
-        """Return once the client is there."""
+        """Return when the client is connected."""
 
     def produce(self, topic: str, body: bytes, count: int, start_s: float) -> tuple[float, float]:
-        """Send `count` messages with send_async from the time `start_s` on. Returns the times at which the first was
-        handed over and the last was acknowledged, in s since 1970."""
+        """Send `count` messages with send_async from the time `start_s` on.
+
+        Returns the times at which the first message was sent and the last was acknowledged, in s since 1970.
+        """
         with self._client.producer("bench") as producer:
             message = raymq.Message(topic, body)
             producer.send(message)
@@ -74,8 +76,10 @@ class Worker:
             return start, time.time()
 
     def produce_for(self, topic: str, body: bytes, start_s: float, seconds: float) -> tuple[int, list[float]]:
-        """Send batches of 500 as fast as they are acknowledged, for so long. Returns the number of messages that were
-        acknowledged in time, and how long each batch took, in s."""
+        """Send batches of 500 for `seconds`, each as soon as the previous is acknowledged.
+
+        Returns the number of messages that were acknowledged in time, and the time of each batch, in s.
+        """
         times: list[float] = []
         with self._client.producer("bench") as producer:
             messages = [raymq.Message(topic, body)] * 500
@@ -87,7 +91,7 @@ class Worker:
         return sum(begin <= seconds for begin in _cumulative(times)) * 500, times
 
     def pace(self, topic: str, size: int, per_s: int, seconds: float) -> None:
-        """Send messages of `size` bytes one by one, `per_s` in a second, each with the time at which it was sent."""
+        """Send messages of `size` bytes one by one, `per_s` per second, each with its send time."""
         filler = b"x" * (size - 8)
         with self._client.producer("bench") as producer:
             next_s = time.perf_counter()
@@ -99,7 +103,7 @@ class Worker:
                 next_s += 1 / per_s
 
     def flow(self, topic: str, size: int, per_s: int, seconds: float) -> None:
-        """Send messages of `size` bytes, `per_s` in a second, in batches every 20 ms, and wait until all are stored."""
+        """Send messages of `size` bytes, `per_s` per second, in batches every 20 ms. Waits until all are stored."""
         batch = [raymq.Message(topic, b"x" * size)] * (per_s // 50)
         with self._client.producer("bench") as producer:
             start = time.perf_counter()
@@ -110,8 +114,10 @@ class Worker:
             producer.flush()
 
     def wait_for_messages(self, topic: str, consumers: int, group: str) -> int:
-        """Open consumers, each in a group of its own, that wait for messages and get none; they stay until `leave`.
-        Returns this process's id."""
+        """Open consumers, each in a group of its own, that wait for messages and get none until `leave`.
+
+        Returns this process's id.
+        """
         import os
         import threading
 
@@ -151,7 +157,7 @@ def _cumulative(times: list[float]) -> list[float]:
 
 @contextmanager
 def workers(count: int) -> Iterator[list[Any]]:
-    """So many workers, connected, until the block ends."""
+    """Yield `count` connected workers for the block."""
     made = [Worker.remote() for _ in range(count)]
     try:
         ray.get([worker.ready.remote() for worker in made], timeout=180)

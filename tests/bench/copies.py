@@ -1,4 +1,5 @@
-"""Two copies beside one, SYNC_FLUSH, four producer processes; and a lone send while an index catches up."""
+"""Two copies compared with one, with SYNC_FLUSH and four producer processes; and a single send during an index
+rebuild."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ BODY = b"x" * 1024
 
 
 def copies(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Messages per second of four producers with one copy and with two, each acknowledged by both disks."""
+    """Yield messages per second of four producers, with one copy and with two, acknowledged after all flushes."""
     rates: dict[int, list[float]] = {}
     for replicas in (1, 2):
         with (
@@ -43,7 +44,7 @@ def copies(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
 
 
 def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """A lone send while the store that was killed makes its index anew, beside the same send when nothing else runs."""
+    """Yield the time of a single send while a killed store rebuilds its index, and when nothing else runs."""
     topic, quiet = new_topic(client, "beside-index"), new_topic(client, "lone")
     with client.producer("bench") as producer:
         send_tables(producer, topic, BODY, max(50_000, int(400_000 * scale) // 5000 * 5000))
@@ -54,7 +55,7 @@ def lone_send_beside_index(client: raymq.Client, *, scale: float) -> Iterator[Fi
         description = storage.describe()
         os.kill(description.pid, signal.SIGKILL)
         shutil.rmtree(Path(description.root) / "index")
-        producer.send(message)  # the store is back
+        producer.send(message)  # the store has restarted
         beside: list[float] = []
         while storage.control("status", timeout_s=10)["index_behind_bytes"]:
             beside += latencies_us(lambda: producer.send(message), 100, 0.001)

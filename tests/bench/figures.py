@@ -1,7 +1,7 @@
-"""Figures of a bench: what was measured in each round, beside which peer, and the goal.
+"""Figures of a bench: the measurements of each round, the peer's measurements, and the goal.
 
-A peer is measured in the same round, right after raymq, so that both see the same machine; a round's ratio is raymq's
-value by the peer's. The table shows the best round and the median ratio with its spread, from the least to the largest.
+A peer is measured in the same round, right after raymq, so that both see the same machine. A round's ratio is raymq's
+value divided by the peer's. The table shows the best round, and the median ratio with its smallest and largest value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.table import Table
 
 
 class Sample(NamedTuple):
-    """One measurement: its value in the figure's unit, and the CPU time in µs per message where it was taken."""
+    """One measurement: its value in the figure's unit, and the CPU time in µs per message if measured."""
 
     value: float
     cpu_us: float | None = None
@@ -26,14 +26,14 @@ Measure = Callable[[], Sample | float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound on the ratio to a peer or, with `peer` "", on raymq's own value; with `peer` "cpu" on its CPU µs."""
+    """A bound on the ratio to a peer. With `peer` "" on raymq's own value; with `peer` "cpu" on its CPU µs."""
 
     bound: Literal[">=", "<="]
     number: float
     peer: str = ""
 
     def holds(self, value: float) -> bool:
-        """True if `value` keeps to the bound."""
+        """Return whether `value` keeps to the bound."""
         return value >= self.number if self.bound == ">=" else value <= self.number
 
     def __str__(self) -> str:
@@ -61,21 +61,21 @@ class Figure:
 
     @property
     def best(self) -> Sample:
-        """The best of raymq's samples."""
+        """Return the best of raymq's samples."""
         return (max if self.more_is_better else min)(self.ours)
 
     def ratios(self, peer: str) -> list[float]:
-        """raymq's value by the peer's, for each round."""
+        """Return raymq's value divided by the peer's, for each round."""
         return [ours.value / theirs.value for ours, theirs in zip(self.ours, self.peers[peer], strict=True)]
 
     @property
     def cpu_us(self) -> float | None:
-        """The least CPU time per message, in µs; None where it was not taken."""
+        """Return the least CPU time per message, in µs; None if no sample has one."""
         taken = [sample.cpu_us for sample in self.ours if sample.cpu_us is not None]
         return min(taken) if taken else None
 
     def reached(self) -> bool | None:
-        """True if every goal whose peer was there is reached; None if there is none to look at."""
+        """Return whether every goal with a measured peer is reached; None without such a goal."""
         looked = []
         for goal in self.goals:
             if goal.peer == "cpu":
@@ -87,7 +87,7 @@ class Figure:
         return all(looked) if looked else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The figure for a JSON file."""
+        """Return the figure for a JSON file."""
         return {
             "section": self.section,
             "figure": self.name,
@@ -110,7 +110,7 @@ class Figure:
 
 
 def as_table(figures: Sequence[Figure]) -> Table:
-    """The table of all figures, section by section."""
+    """Return the table of all figures, section by section."""
     peers = _peers_of(figures)
     table = Table(title="raymq: the best of its rounds; beside each peer the median ratio and its spread")
     table.add_column("figure")
@@ -126,7 +126,7 @@ def as_table(figures: Sequence[Figure]) -> Table:
 
 
 def as_markdown(figures: Sequence[Figure]) -> str:
-    """The same table for a page of documentation."""
+    """Return the table of all figures for a page of documentation."""
     peers = _peers_of(figures)
     names = ("figure", "raymq", "CPU µs/msg", *(f"x {peer}" for peer in peers), "goal", "reached")
     rows = [names, ("---",) * len(names), *(_cells(figure, peers) for figure in figures)]
@@ -138,7 +138,7 @@ def _peers_of(figures: Sequence[Figure]) -> list[str]:
 
 
 def _cells(figure: Figure, peers: Sequence[str]) -> list[str]:
-    """A figure's row."""
+    """Return a figure's row."""
     cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
     reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
     goals = ", ".join(map(str, figure.goals))

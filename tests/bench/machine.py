@@ -1,4 +1,4 @@
-"""The machine under a bench: CPU time and memory of processes, and page-cache memory that was touched before."""
+"""The machine under a bench: CPU time and memory of processes, and page-cache memory that was used before."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import psutil
 
 
 def touch_memory(directory: Path, size: int) -> None:
-    """Give the page cache `size` bytes that it had before. In a virtual machine a page that the guest never had costs
-    10 us and more, whoever asks for it; what a store costs is drowned in that."""
+    """Give the page cache `size` bytes of memory that the machine has used before.
+
+    In a virtual machine a page that the guest never used costs 10 us and more, which would hide the store's own cost.
+    """
     path = directory / "touch"
     with path.open("wb", buffering=0) as file:
         for _ in range(size >> 20):
@@ -23,7 +25,7 @@ def touch_memory(directory: Path, size: int) -> None:
 
 
 def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type: ignore[assignment]
-    """This process and all that it and they have started, without those of the given ids and what those started."""
+    """Return this process and all its descendants, except the processes in `without` and their descendants."""
     me = psutil.Process()
     left_out = set(without)
     for pid in without:
@@ -33,13 +35,15 @@ def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type:
 
 
 def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
-    """The CPU time that all `processes` have used, in s. A process that ends takes its part with it."""
+    """Return the CPU time that all `processes` have used, in s, without processes that have ended."""
     return _others_cpu_s(without) + time.process_time()
 
 
 def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
-    """The time that `work` takes, and the CPU time that all `processes` use meanwhile, in s. The looks at the other
-    processes cost this one milliseconds, which are not in it."""
+    """Return the time of `work`, and the CPU time that all `processes` use during it, in s.
+
+    Reading the other processes' CPU times costs this process milliseconds, which are not included.
+    """
     others_s, own_s, start_s = _others_cpu_s(without), time.process_time(), time.perf_counter()
     work()
     seconds, own_s = time.perf_counter() - start_s, time.process_time() - own_s
@@ -47,7 +51,7 @@ def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
 
 
 def _others_cpu_s(without: set[int]) -> float:
-    """`cpu_s` without this process."""
+    """Return `cpu_s` without this process."""
     total = 0.0
     for process in processes(without):
         if process.pid != os.getpid():
@@ -57,7 +61,7 @@ def _others_cpu_s(without: set[int]) -> float:
 
 
 def cpu_of(pid: int) -> float | None:
-    """The CPU time that a process has used, in s; None if it has ended."""
+    """Return the CPU time that a process has used, in s; None if the process has ended."""
     try:
         return process_cpu_s(pid)
     except psutil.NoSuchProcess:
@@ -65,13 +69,13 @@ def cpu_of(pid: int) -> float | None:
 
 
 def process_cpu_s(pid: int | None = None) -> float:
-    """The CPU time that one process has used, by default this one, in s."""
+    """Return the CPU time that a single process has used, by default this process, in s."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def server_name(process: psutil.Process) -> str:
-    """The name of a process for people: the Ray actor's class, or the program."""
+    """Return a readable name of a process: the Ray actor's class, or the program."""
     try:
         line = process.cmdline()
     except psutil.Error:
@@ -82,15 +86,17 @@ def server_name(process: psutil.Process) -> str:
 
 
 def own_memory_mib(process: psutil.Process) -> float:
-    """The memory that a process holds beside files that it maps (RssAnon), in MiB. Pages of mapped files are the page
-    cache's, which the kernel takes back when it needs them."""
+    """Return the memory of a process except mapped files (RssAnon), in MiB.
+
+    Pages of mapped files belong to the page cache, and the kernel reclaims them when necessary.
+    """
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     [kib] = [line.split()[1] for line in lines if line.startswith("RssAnon:")] or ["0"]
     return int(kib) / 1024
 
 
 def copy_bytes_per_s(directory: Path, data: bytes, seconds: float = 0.3) -> float:
-    """The speed at which `data` is copied into a mapped file whose pages are all there, in bytes per s."""
+    """Return the speed of copying `data` into a mapped file whose pages are all present, in bytes per s."""
     path = directory / "baseline"
     with path.open("w+b") as file:
         file.truncate(256 << 20)
@@ -111,7 +117,7 @@ def copy_bytes_per_s(directory: Path, data: bytes, seconds: float = 0.3) -> floa
 
 
 def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
-    """The time that each of `count` calls took, in us, ascending."""
+    """Return the time of each of `count` calls, in us, ascending."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -123,5 +129,5 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
 
 
 def percentile(ascending: list[float], percent: float) -> float:
-    """The value below which `percent` of the values are."""
+    """Return the value below which `percent` of the values are."""
     return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]

@@ -1,11 +1,11 @@
-"""The queues beside raymq in a bench, each used as its own pages say to go fast; any that is not installed is left out.
+"""The peers of raymq in a bench, each used as its own documentation advises for speed. Missing peers are left out.
 
-    redis     streams over a Unix socket, with hiredis; appendonly, fsync each second beside ASYNC_FLUSH and
-              always beside SYNC_FLUSH; pipelines without a transaction
+    redis     streams over a Unix socket, with hiredis; appendonly, with an fsync each second for ASYNC_FLUSH and
+              always for SYNC_FLUSH; pipelines without a transaction
     nats      JetStream with file storage over TCP on loopback; publish_async with a window of acknowledgements
-    ray       ray.util.queue.Queue: in memory, lost with its process; batches where it has them
+    ray       ray.util.queue.Queue: in memory, lost with its process; batches where the API has them
 
-The servers are this program's children and end with it; they listen on loopback or on a Unix socket only.
+The servers are this program's children and end with it. They listen on loopback or on a Unix socket only.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ START_TIMEOUT_S: Final = 10.0
 PIPELINE: Final = 1000
 """Commands in one pipeline: of 100, 500, 1000 and 5000 this was the fastest."""
 WINDOW: Final = 2000
-"""Unacknowledged messages of NATS at a time."""
+"""The maximum number of unacknowledged messages of NATS."""
 READ: Final = 5000
-"""Messages of one read of Redis; 500 of NATS, whose client sends larger batches no faster."""
+"""Messages per read of Redis; 500 for NATS, whose client sends larger batches no faster."""
 STREAM: Final = "bench"
 
 
@@ -49,17 +49,17 @@ class RedisPeer:
         _wait_until(lambda: Path(self.socket).exists() and bool(self.client.ping()))
 
     def connect(self) -> Any:
-        """A client of its own."""
+        """Return a new client."""
         import redis
 
         return redis.Redis(unix_socket_path=self.socket, protocol=2)
 
     def send(self, body: bytes) -> None:
-        """One message, acknowledged."""
+        """Send a message and wait for its acknowledgement."""
         self.client.xadd(STREAM, {b"b": body})
 
     def send_many(self, body: bytes, count: int, pipeline: int = PIPELINE) -> None:
-        """`count` messages in pipelines, all acknowledged on return."""
+        """Send `count` messages in pipelines. All are acknowledged on return."""
         for first in range(0, count, pipeline):
             pipe = self.client.pipeline(transaction=False)
             for _ in range(min(pipeline, count - first)):
@@ -67,7 +67,7 @@ class RedisPeer:
             pipe.execute()
 
     def read_all(self, group: str, count: int) -> None:
-        """Read `count` messages as a new group, from the first, and acknowledge each read."""
+        """Read `count` messages as a new group, from the first message, and acknowledge each read."""
         self.client.xgroup_create(STREAM, group, "0")
         left = count
         while left > 0:
@@ -88,7 +88,7 @@ class RedisPeer:
 
 
 class NatsPeer:
-    """One NATS server with JetStream in files, and a client whose loop runs while a call is made."""
+    """One NATS server with JetStream in files, and a client whose loop runs during calls."""
 
     def __init__(self, directory: Path) -> None:
         with socket.socket() as free:
@@ -114,11 +114,11 @@ class NatsPeer:
         await self._stream.add_stream(StreamConfig(name=STREAM, subjects=[STREAM], storage=StorageType.FILE))
 
     def send(self, body: bytes) -> None:
-        """One message, acknowledged."""
+        """Send a message and wait for its acknowledgement."""
         self._run(self._stream.publish(STREAM, body))
 
     def send_many(self, body: bytes, count: int) -> None:
-        """`count` messages with a window of acknowledgements, all acknowledged on return."""
+        """Send `count` messages with a window of acknowledgements. All are acknowledged on return."""
 
         async def publish() -> None:
             for _ in range(count):
@@ -128,7 +128,7 @@ class NatsPeer:
         self._run(publish())
 
     def read_all(self, group: str, count: int) -> None:
-        """Read `count` messages as a new durable consumer, from the first, and acknowledge each."""
+        """Read `count` messages as a new durable consumer, from the first message, and acknowledge each."""
 
         async def read() -> None:
             subscription = await self._stream.pull_subscribe(STREAM, durable=group)
@@ -165,11 +165,11 @@ class RayQueue:
         self._queue = Queue()
 
     def send(self, body: bytes) -> None:
-        """One message, taken by the queue's actor."""
+        """Put one message into the queue's actor."""
         self._queue.put(body)
 
     def send_many(self, body: bytes, count: int) -> None:
-        """`count` messages in batches of PIPELINE."""
+        """Put `count` messages in batches of PIPELINE."""
         for first in range(0, count, PIPELINE):
             self._queue.put_nowait_batch([body] * min(PIPELINE, count - first))
 
@@ -179,19 +179,21 @@ class RayQueue:
             self._queue.get_nowait_batch(min(PIPELINE, count - first))
 
     def clear(self) -> None:
-        """Take what is left."""
+        """Take the remaining messages."""
         while size := self._queue.qsize():
             self._queue.get_nowait_batch(size)
 
     def close(self) -> None:
-        """End its actor."""
+        """End the queue's actor."""
         self._queue.shutdown()
 
 
 @contextmanager
 def peers(directory: Path, *, sync: bool, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The peers of `names` that are installed, by name, until the block ends. `sync`: as durable as SYNC_FLUSH; of the
-    others only Redis can be that."""
+    """Yield the installed peers of `names`, by name, for the block.
+
+    `sync`: as durable as SYNC_FLUSH, which only Redis supports.
+    """
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         if "redis" in names and shutil.which("redis-server"):
@@ -221,7 +223,7 @@ def _wait_until(ready: Callable[[], bool]) -> None:
         try:
             if ready():
                 return
-        except Exception:  # whatever its client raises while the server is not there yet
+        except Exception:  # any error of a client whose server is not ready yet
             if time.monotonic() > deadline_s:
                 raise
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""Request and reply, beside lone sends of the same producer."""
+"""Request and reply, compared with single sends of the same producer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _names = count()
 
 
 def echo(message: MessageExt) -> object:
-    """The listener that answers."""
+    """Answer requests, as a listener."""
     import raymq
 
     return raymq.reply(message.body)
 
 
 def requests(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """The time of a request and its reply, by a listener in another process."""
+    """Yield the time of a request and its reply, by a listener in another process."""
     topic = new_topic(client, f"requests-{next(_names)}")
     number = max(100, int(scale * 2000))
     message = raymq.Message(topic, BODY)

@@ -1,4 +1,4 @@
-"""Many at a time: producers, consumer groups, queues, topics, and consumers that wait; and overload."""
+"""Large numbers of producers, consumer groups, queues, topics and waiting consumers; and overload."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _names = count()
 
 
 def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """1, 4 and 16 producer processes at once: acknowledged messages per second, all in all."""
+    """Yield acknowledged messages per second of 1, 4 and 16 producer processes at once, in total."""
     topic = new_topic(client, f"producers-{next(_names)}")
     each = max(2000, int(scale * 40_000))
     for number in (1, 4, 16):
@@ -47,8 +47,10 @@ def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Fi
 
 
 def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """20 producer processes as fast as they can, beside one of them alone; a consumer polls and commits all the
-    time."""
+    """Yield the figures of 20 producer processes at full speed, and of a single one.
+
+    A consumer polls and commits all the time.
+    """
     topic = new_topic(client, f"overload-{next(_names)}", queues=8)
     seconds = max(3.0, scale * 10)
     with workers(20) as sending, joined_consumer(client, f"{topic}-group", topic) as consumer:
@@ -86,7 +88,7 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """1, 4 and 16 groups that each read the same messages, one thread each: messages per second, all in all."""
+    """Yield messages per second of 1, 4 and 16 groups that each read the same messages, one thread each, in total."""
     total = max(5000, int(scale * 50_000) // 5000 * 5000)
     topic = new_topic(client, f"fan-out-{next(_names)}")
     with client.producer("bench") as producer:
@@ -112,7 +114,7 @@ def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
 
 
 def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """1, 8 and 1,000 queues: CPU per message of sending asynchronously and polling all of it."""
+    """Yield the CPU per message of sending asynchronously and polling everything, with 1, 8 and 1,000 queues."""
     total = max(10_000, int(scale * 50_000) // 5000 * 5000)
     cpu: dict[int, float] = {}
     for number in (1, 8, 1000):
@@ -134,8 +136,11 @@ def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figur
 
 
 def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """0, 100 and 200 consumers, each a group of its own, that wait for messages: a lone send beside them, and their own
-    cost when nothing happens, at raymq's servers and in their program. Ray's own processes are counted apart."""
+    """Yield the cost of 0, 100 and 200 consumers that wait for messages, each a group of its own.
+
+    The figures are a single send beside them, and their own idle cost at raymq's servers and in their program. Ray's
+    own processes are counted separately.
+    """
     topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
     seconds = max(5.0, 20 * scale)
     with client.producer("bench") as producer, workers(2) as holders:
@@ -146,7 +151,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
             pid = None
             if holder is not None:
                 pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
-            time.sleep(5)  # joined, and their first polls are over
+            time.sleep(5)  # all consumers have joined, and their first polls have ended
             servers, rays = _servers_and_rays()
             of_servers, of_rays, of_program = _cpu_percent(servers, rays, [pid] if pid else [], seconds=seconds)
             times = latencies_us(lambda: producer.send(message), 500, 0.001)
@@ -163,7 +168,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def _servers_and_rays() -> tuple[list[int], list[int]]:
-    """The ids of raymq's server processes, and of Ray's own."""
+    """Return the ids of raymq's server processes, and of Ray's own processes."""
     servers, rays = list[int](), list[int]()
     for process in processes():
         kind = server_name(process).removeprefix("ray::").split(".")[0].split(":")[-1]
@@ -175,7 +180,8 @@ def _servers_and_rays() -> tuple[list[int], list[int]]:
 
 
 def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
-    """The CPU use of each group of processes, for so long, in % of a core, without processes that end meanwhile."""
+    """Return the CPU use of each group of processes during `seconds`, in % of a core. Processes that end are left
+    out."""
     before = {pid: used for pids in groups for pid in pids if (used := cpu_of(pid)) is not None}
     time.sleep(seconds)
     after = {pid: used for pid in before if (used := cpu_of(pid)) is not None}
@@ -183,7 +189,8 @@ def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """2,000 topics of 8 queues, made one after another; and a consumer of 1,600 queues that reads a message of each."""
+    """Yield the figures of making 2,000 topics of 8 queues, and of a consumer that reads a message from each of 1,600
+    queues."""
     number = max(200, int(2000 * min(scale, 1.0)))
     start = time.perf_counter()
     names = [new_topic(client, f"many-{index}-{next(_names)}", queues=8) for index in range(number)]
@@ -218,7 +225,7 @@ def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """1,000 groups with a consumer each: the time until all have joined, and the servers' memory per group."""
+    """Yield the time until 1,000 groups with a consumer each have joined, and the servers' memory per group."""
     number = max(100, int(1000 * min(scale, 1.0)))
     topic = new_topic(client, f"groups-{next(_names)}", queues=1)
     servers = [process for process in processes() if process.pid != os.getpid()]

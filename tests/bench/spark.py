@@ -1,7 +1,7 @@
-"""Spark and Ray Data on a topic, beside the same rows in Parquet; a stream that must keep up; writing; memory.
+"""Spark and Ray Data on a topic, compared with the same rows in Parquet; a stream that must keep up; writing; memory.
 
-One executor with one core, so that a figure by the second is one by the core. Parquet is written by Spark from the
-topic, with as many files as the topic has queues, and both are in the page cache.
+One executor has one core, so a figure per second is also per core. Spark writes the Parquet files from the topic, as
+many as the topic has queues. The topic and the Parquet files are in the page cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECTION: Final = "spark"
 
 
 def spark(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Every figure of this section; `scale` shortens the topic, the stream and the write."""
+    """Yield every figure of this section. `scale` shortens the topic, the stream and the write."""
     from raydp_jobs import read_topic, spark_session
 
     count = max(TABLE_ROWS, int(MESSAGES * scale) // TABLE_ROWS * TABLE_ROWS)
@@ -61,7 +61,7 @@ def spark(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure
 
 
 def fill(client: raymq.Client, topic: str, count: int) -> None:
-    """Send so many messages of 1 KiB that do not compress, each with one of four tags."""
+    """Send `count` incompressible messages of 1 KiB, each with one of four tags."""
     dice = np.random.default_rng(5)
     data = dice.integers(0, 256, TABLE_ROWS * BODY_BYTES, np.uint8)
     offsets = np.arange(0, data.nbytes + 1, BODY_BYTES, dtype=np.int32)
@@ -76,7 +76,7 @@ def fill(client: raymq.Client, topic: str, count: int) -> None:
 
 
 def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count: int, rounds: int) -> Iterator[Figure]:
-    """Three queries on the topic and on the same rows in Parquet."""
+    """Yield the figures of three queries on the topic and on the same rows in Parquet."""
     from raydp_jobs import read_topic
 
     def topic_columns(*columns: str) -> Any:
@@ -101,7 +101,7 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
     without = Figure(SECTION, f"projection without body of {name}", "s", False, [Goal("<=", 1.2, "parquet")])
     bodies = Figure(SECTION, f"with body, {name}, one core", "msg/s", True, [Goal(">=", 300_000)])
     for figure, measure in ((per_tag, counted), (without, projected), (bodies, whole)):
-        measure(topic_columns)  # classes are loaded, and the worker is connected
+        measure(topic_columns)  # loads classes, and connects the worker
         measure(parquet_columns)
         for _ in range(rounds):
             figure.add_round(lambda: measure(topic_columns), {"parquet": lambda: measure(parquet_columns)})
@@ -109,7 +109,7 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
 
 
 def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
-    """Whole rows through Ray Data, counted where they are read."""
+    """Return the figure of reading whole rows with Ray Data, counted where they are read."""
     import ray.data
 
     import raymq.data
@@ -132,7 +132,7 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
     def theirs() -> float:
         return rows_per_s(lambda: ray.data.read_parquet(parquet))
 
-    ours()  # workers are started, and modules imported
+    ours()  # starts workers, and imports modules
     theirs()
     for _ in range(rounds):
         figure.add_round(ours, {"parquet": theirs})
@@ -140,7 +140,7 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
 
 
 def count_rows(batch: pa.Table) -> pa.Table:
-    """A batch's number of rows; it looks at nothing else."""
+    """Return a batch's number of rows, without reading anything else."""
     return pa.table({"rows": [batch.num_rows]})
 
 
@@ -148,7 +148,8 @@ def count_rows(batch: pa.Table) -> pa.Table:
 
 
 def memory(session: Any, client: raymq.Client, small: str, large: str, count: int) -> Figure:
-    """The peak of the executors and their Python workers over the whole topic, less that over a tenth of it."""
+    """Return the peak memory of the executors and their Python workers over the whole topic, minus the peak over a
+    tenth."""
     from raydp_jobs import read_topic
 
     def peak_mb(topic: str) -> float:
@@ -165,9 +166,9 @@ def memory(session: Any, client: raymq.Client, small: str, large: str, count: in
 
 
 class PeakMemory:
-    """The most private memory that the executors' JVMs and their Python workers had at a time, in `bytes`.
+    """The peak private memory of the executors' JVMs and their Python workers, in `bytes`.
 
-    Private is resident without shared: a store's mapped files are the page cache's, not the reader's.
+    Private is resident without shared: a store's mapped files belong to the page cache, not to the reader.
     """
 
     def __init__(self) -> None:
@@ -203,7 +204,7 @@ def _private_bytes(executor: psutil.Process) -> int:
             info = process.memory_info()
             total += info.rss - info.shared
     except psutil.NoSuchProcess:
-        pass  # a worker that ended in the middle
+        pass  # a worker that ended during the read
     return total
 
 
@@ -211,7 +212,7 @@ def _private_bytes(executor: psutil.Process) -> int:
 
 
 def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iterator[Figure]:
-    """Rows that the executor makes itself, written to a topic, and as Parquet."""
+    """Yield the figures of writing rows that the executor makes itself to a topic, and as Parquet."""
     from pyspark.sql import functions as f
 
     from raydp_jobs import write_topic
@@ -237,8 +238,10 @@ def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iter
 
 
 def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -> Iterator[Figure]:
-    """A query that sees 20,000 messages of 1 KiB a second: how many it keeps up with, and how old they are when their
-    batch is done."""
+    """Yield the figures of a query over a stream of 20,000 messages of 1 KiB a second.
+
+    The figures are the rate that the query keeps up with, and the age of messages when their batch is done.
+    """
     from pyspark.sql import functions as f
 
     from raydp_jobs import stream_topic
@@ -281,7 +284,7 @@ def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -
 
 
 class Batch(NamedTuple):
-    """A batch of a stream: when it was done, in s since 1970, its messages, and how old they were then by QUANTILES."""
+    """A batch of a stream: its end time in s since 1970, its messages, and their age at that time by QUANTILES."""
 
     done_s: float
     count: int
@@ -289,7 +292,7 @@ class Batch(NamedTuple):
 
 
 def await_count(batches: list[Batch], count: int, query: Any) -> None:
-    """Wait until the batches have so many messages."""
+    """Wait until the batches have `count` messages."""
     deadline_s = time.monotonic() + PATIENCE_S
     while sum(batch.count for batch in batches) < count:
         if query.exception() is not None:
@@ -301,18 +304,18 @@ def await_count(batches: list[Batch], count: int, query: Any) -> None:
 
 
 def drain(rows: Any) -> None:
-    """Have Spark compute every column of every row, and keep nothing."""
+    """Make Spark compute every column of every row, and keep nothing."""
     rows.write.format("noop").mode("overwrite").save()
 
 
 def check(found: Any, expected: int) -> None:
-    """Raise unless every row was there."""
+    """Raise an error unless every row was found."""
     if found != expected:
         raise AssertionError(f"{found:,} rows instead of {expected:,}")
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """The time that a call takes."""
+    """Return the time that a call takes, in s."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The store alone, in this process: puts beside a copy of the same bytes, and opening after a crash."""
+"""The store alone, in this process: appends compared with a copy of the same bytes, and opening after a crash."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from tests.bench.programs.bench_store import (
 )
 
 ROCKETMQ_SINGLE_PUTS: int = 164_000
-"""RocketMQ's own store put so many single messages of 1 KiB a second into the same files on two such cores."""
+"""Single messages of 1 KiB per second that RocketMQ's own store appended to equal files on two such cores."""
 
 
 def stores(directory: Path, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Appends of 1 and of 100 messages of 1 KiB, and opening 1 GiB without its queues and snapshot."""
+    """Yield the figures of appends of 1 and of 100 messages of 1 KiB, and of opening 1 GiB without queues and
+    snapshot."""
     for count, goals in ((1, [Goal(">=", 120_000), Goal("<=", 8, "cpu")]), (100, [Goal(">=", 1_000_000)])):
         for name, flush in (("ASYNC", ASYNC), ("SYNC", SYNC)):
             batch = make_batch(count)

@@ -1,8 +1,9 @@
-"""The cost of a trace: producing and consuming by a client that traces, beside one that does not, in one cluster.
+"""The cost of a trace: producing and consuming by a client that traces, compared with a client that does not.
 
-A round is a window of calls by each client. Before the one without a trace begins, the records of the other have been
-sent. CPU is that of all processes, per message, so the stores' work for the records is in it. The share that is traced
-is of the messages of all windows: a trace uses a bounded share of a processor, and drops what comes faster.
+Both clients use one cluster. A round is a window of calls by each client. Before the client without a trace begins, the
+tracing client has sent its records. CPU is that of all processes, per message, so it includes the stores' work for the
+records. The traced share is of the messages of all windows: a trace uses a bounded share of a processor, and drops
+further records.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from tests.bench.ways import BODY, ways
 WINDOW_S = 2.0
 PUSHED = 60_000
 SETTLED_S = 1.5
-"""A client whose trace has not changed for so long has sent all its records."""
+"""Seconds without a change of a client's trace, after which the client has sent all its records."""
 GOALS = [Goal(">=", 0.9, "untraced")]
 
 
 def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """The speed of each way with a trace, and the share of the messages whose records were sent. `client` has none."""
+    """Yield the speed of each way with a trace, and the share of messages whose records were sent. `client` has no
+    trace."""
     window_s = max(0.1, WINDOW_S * scale)
     with raymq.connect(trace=True) as traced:
         for (name, number, plain), (_, _, with_trace) in zip(ways(client), ways(traced), strict=True):
@@ -48,7 +50,7 @@ def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure
 
 
 def settled(client: raymq.Client) -> TraceStatistics:
-    """The counts of a client's trace, once all its records are sent."""
+    """Return the counts of a client's trace, after all its records were sent."""
     before = None
     while (now := client.trace_statistics()) != before:
         before = now
@@ -62,7 +64,7 @@ def _untraced(traced: raymq.Client, call: Callable[[], None], number: int, windo
 
 
 def _window(call: Callable[[], None], number: int, window_s: float) -> Sample:
-    """The median of the calls of a window, of `number` messages each."""
+    """Return the median of the calls of a window, of `number` messages each."""
     until_s, samples = time.monotonic() + window_s, list[tuple[float, float]]()
     while not samples or time.monotonic() < until_s:
         took_s, cpu_s = timed(call, set())
@@ -79,7 +81,7 @@ def _share(name: str, before: TraceStatistics, after: TraceStatistics) -> Figure
 
 
 def _push(client: raymq.Client, traced: raymq.Client, rounds: int, total: int) -> Figure:
-    """The same for a listener, which traces in its own process."""
+    """Return the figure of a listener, which traces in its own process."""
     topic = new_topic(client, "trace-push")
     with client.producer("bench") as producer:
         send_tables(producer, topic, BODY, total)

@@ -1,5 +1,6 @@
-"""The ways of producing and consuming, each as a call that can be made again and again: for costs of what a client does
-beside them, such as counting or tracing."""
+"""The ways of producing and consuming, each as a repeatable call, to measure the cost of counting or tracing beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _names = count()
 
 
 def ways(client: raymq.Client) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """Each way of producing and consuming of a client: its name, the messages of one call, and the call."""
+    """Yield each way of producing and consuming of a client: its name, the messages of one call, and the call."""
     topic = new_topic(client, f"cost-{next(_names)}")
     with client.producer("bench") as producer:
         message = raymq.Message(topic, BODY)

@@ -14,7 +14,7 @@ from tests.support.console.served_console import ServedConsole, serving
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Started by the first test that asks for it, and ended before tests of other folders run: see `launched`."""
+    """Yield the browser of all tests in this folder, which ends before tests of other folders run: see `launched`."""
     with launched() as browser:
         yield browser
 

@@ -1,4 +1,4 @@
-"""`make pictures`: the pictures of the console in docs/pictures/, out of the web shop's cluster.
+"""`make pictures`: make the pictures of the console in docs/pictures/ from the web shop's cluster.
 
 A picture that is too large is drawn with few colours.
 """
@@ -25,7 +25,7 @@ CHARTS_ARE_DRAWN = "[...document.querySelectorAll('[data-chart]')].every(plot =>
 
 
 class Picture(NamedTuple):
-    """A page: its address, and a text that is there when it is drawn."""
+    """A page: its address, and a text that the page shows once it is drawn."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ ALL = (
 
 
 def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
-    """The picture as PNG, its window's part of the page."""
+    """Return the picture as PNG: the part of the page in the window."""
     with served.page(browser, window=picture.window, dark=picture.dark) as page:
         page.goto(picture.path)
         if picture.path.endswith("/tail"):
@@ -71,7 +71,7 @@ def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
 
 
 def make(folder: Path, wanted: list[str]) -> None:
-    """Take the pictures with these names, or all, into a folder."""
+    """Take the pictures with these names, or all pictures, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     backend = shop()
     backend.errors["figures"] = RaymqError("the pictures have samples of their own")

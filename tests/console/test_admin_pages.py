@@ -30,7 +30,7 @@ PAGES = {
 UNNAMED = """
 all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.ariaLabel).map(one => one.outerHTML)
 """
-"""The fields, buttons and links that a screen reader has no name for."""
+"""The fields, buttons and links that have no name for a screen reader."""
 
 
 class Served:
@@ -58,7 +58,7 @@ def served_console() -> Iterator[Served]:
 
 
 def log_in(page: Page) -> None:
-    """By keyboard only: the token's field has the focus."""
+    """Log in by keyboard only: the token's field has the focus."""
     page.goto("/login")
     expect(page.get_by_label("Token")).to_be_focused()
     page.keyboard.type(ADMIN_TOKEN)
@@ -143,7 +143,7 @@ def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Ser
         assert [name for name, _ in served_console.backend.calls if name == "reset_offsets"] == ["reset_offsets"]
 
 
-def test_a_cluster_that_does_not_answer_is_a_line_that_goes_by_itself(browser: Browser, served_console: Served):
+def test_a_line_reports_a_silent_cluster_and_vanishes_by_itself(browser: Browser, served_console: Served):
     backend = served_console.backend
     with watched_page(browser, served_console.origin) as page:
         log_in(page)
@@ -177,7 +177,8 @@ def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
         page.get_by_text("1\u202f000 topics").wait_for()
         page.goto("/groups")
         page.get_by_text("2\u202f000 groups").wait_for()
-        shown = page.locator("#groups-table tbody tr:not([hidden]) th")  # roles of 2,000 rows take a browser seconds
+        # a browser takes seconds to compute the roles of 2,000 rows
+        shown = page.locator("#groups-table tbody tr:not([hidden]) th")
         page.get_by_label("Filter groups").fill("g1999")
         expect(shown).to_have_text(["g1999"])
         backend.groups["g1999"] = GroupTotals(lag=77_777, lag_ms=1)

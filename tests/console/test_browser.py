@@ -1,4 +1,4 @@
-"""The browser that other tests use: it complains about what they rely on it to complain about."""
+"""The browser fixture of other tests fails a test for every complaint that those tests rely on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = {
 
 
 async def page_of(request: Request) -> Response:
-    """The page; that of the policy admits no style, like the console."""
+    """Return the page. Like the console's, the page with the policy allows no style."""
     name = request.path_params["name"]
     policy = {"Content-Security-Policy": "default-src 'self'"} if name == "policy" else {}
     icon = '<link rel="icon" href="data:,">'
@@ -56,9 +56,7 @@ def visit(browser: Browser, origin: str, name: str) -> None:
         ("missing", "404"),
     ],
 )
-def test_a_page_that_a_browser_complains_about_fails_its_test(
-    browser: Browser, origin: str, name: str, complaint: str
-) -> None:
+def test_a_complaint_of_the_browser_fails_the_test(browser: Browser, origin: str, name: str, complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         visit(browser, origin, name)
 

@@ -1,4 +1,4 @@
-"""Every page of the console, on a desk and on a phone, with keys only, and when everything in it is an attack."""
+"""Every page of the console, on a desktop and on a phone, with keys only, and with attacks in every text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.support.console.served_console import serving
 
 PLACE = "broker-a:0:1"
 NO_PAGES = ("/api/", "/healthz", "/favicon.ico", "/static", "/export", "/events", "/track", "/messages/body")
-"""Parts of the addresses that give something else than a page."""
+"""Substrings of addresses that return something other than a page."""
 PARAMETERS = {
     "/messages": {"topic": "TOPIC", "offset": PLACE},
     "/groups/{group}/reset": {"topic": "TOPIC", "to": "earliest"},
     "/groups/{group}/copy": {"topic": "TOPIC", "source": "GROUP"},
 }
-"""The queries of pages that say little without one."""
+"""The queries of pages that show little without a query."""
 IS_WIDER = "document.scrollingElement.scrollWidth > document.documentElement.clientWidth"
 NAMELESS = """[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
     .filter(one => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"""
 
 
 def page_routes() -> Iterator[str]:
-    """The addresses of all pages, from the router."""
+    """Yield the addresses of all pages, from the router."""
     for route in console_routes():
         if isinstance(route, Route) and "GET" in (route.methods or ()) and not any(x in route.path for x in NO_PAGES):
             yield route.path
@@ -39,7 +39,7 @@ def page_routes() -> Iterator[str]:
 
 
 def address(path: str, topic: str, group: str) -> str:
-    """A page of this topic and this group."""
+    """Return the address of a page for this topic and this group."""
     query = {n: v.replace("TOPIC", topic).replace("GROUP", group) for n, v in PARAMETERS.get(path, {}).items()}
     path = path.replace("{topic}", quote(topic, safe="")).replace("{group}", quote(group, safe=""))
     return f"{path}?{urlencode(query)}" if query else path
@@ -69,7 +69,7 @@ def test_every_page_fits_its_window_and_every_control_has_a_name(browser: Browse
                 assert not page.evaluate(IS_WIDER), f"{path} is wider than {width} px"
 
 
-def test_no_page_runs_or_draws_what_it_shows(browser: Browser) -> None:
+def test_no_page_runs_or_renders_hostile_texts(browser: Browser) -> None:
     with serving(HostileCluster()) as served, served.page(browser, name=XSS[1]) as page:
         for path in page_routes():
             visit(page, path, NAME, NAME)
@@ -80,7 +80,7 @@ def test_no_page_runs_or_draws_what_it_shows(browser: Browser) -> None:
                 expect(page.locator(FOREIGN)).to_have_count(0)
 
 
-def test_logging_in_and_going_around_takes_no_mouse(browser: Browser) -> None:
+def test_login_and_navigation_work_without_a_mouse(browser: Browser) -> None:
     with serving(FakeCluster()) as served, served.page(browser, role=None) as page:
         page.goto("/topics")
         expect(page.get_by_label("Token")).to_be_focused()

@@ -21,11 +21,11 @@ FOUR_MIB = 4 * 1024 * 1024
 
 
 def cells(page: Page, table: str, row: int) -> list[str]:
-    """The texts of a row of a table; row 0 is its head."""
+    """Return the texts of a row of a table. Row 0 is its head."""
     return page.get_by_role("table", name=table).get_by_role("row").nth(row).get_by_role("cell").all_inner_texts()
 
 
-def test_a_search_goes_on_behind_its_page_and_ends_with_a_message(browser: Browser, served: ServedConsole) -> None:
+def test_a_search_continues_after_its_first_page_and_opens_a_message(browser: Browser, served: ServedConsole) -> None:
     with served.page(browser) as page:
         page.goto("/topics/orders")
         page.get_by_role("link", name="Messages").last.click()
@@ -43,7 +43,7 @@ def test_a_search_goes_on_behind_its_page_and_ends_with_a_message(browser: Brows
         expect(page.get_by_label("Body", exact=True)).to_contain_text("00000000  7b 22 6f 72")
 
 
-def test_a_nonsense_search_says_so_and_keeps_its_fields(browser: Browser, served: ServedConsole) -> None:
+def test_an_invalid_search_shows_an_error_and_keeps_its_fields(browser: Browser, served: ServedConsole) -> None:
     with served.page(browser) as page:
         page.goto("/topics/orders/messages")
         page.get_by_role("combobox", name="Show").select_option("in a time range")
@@ -131,7 +131,7 @@ def test_a_tail_filters_counts_what_it_skips_and_shows_errors(browser: Browser) 
         expect(page.get_by_role("alert")).to_contain_text("<b>broker-a</b>")
 
 
-def test_a_hostile_tail_is_text(browser: Browser) -> None:
+def test_a_tail_shows_hostile_messages_as_text(browser: Browser) -> None:
     backend = HostileCluster()
     backend.messages["orders"] = []
     with serving(backend) as served, served.page(browser) as page:
@@ -143,7 +143,7 @@ def test_a_hostile_tail_is_text(browser: Browser) -> None:
         expect(page.locator(FOREIGN)).to_have_count(0)
 
 
-def test_more_viewers_than_admitted_are_told(browser: Browser) -> None:
+def test_a_tail_with_too_many_viewers_is_refused_with_a_message(browser: Browser) -> None:
     with serving(FakeCluster(), max_viewers=1) as served, served.page(browser) as first, served.page(browser) as second:
         first.goto("/topics/orders/tail")
         first.get_by_text("Live, 0 shown").wait_for()
@@ -174,7 +174,7 @@ def test_chosen_dead_letters_are_replayed_with_progress(browser: Browser, served
         expect(page.get_by_role("checkbox", name="Choose broker-a:0:2")).to_be_enabled()
 
 
-def test_a_delayed_message_is_recalled_and_the_audit_knows_by_whom(browser: Browser, served: ServedConsole) -> None:
+def test_a_delayed_message_is_recalled_and_the_audit_names_the_user(browser: Browser, served: ServedConsole) -> None:
     with served.page(browser) as page:
         page.goto("/delayed")
         page.get_by_role("button", name="Recall").first.click()
@@ -197,7 +197,7 @@ def test_a_session_that_has_ended_asks_for_the_login_and_comes_back(browser: Bro
         page.get_by_role("heading", name="Message broker-a:0:3").wait_for()
 
 
-def test_a_store_that_does_not_answer_is_a_line_on_the_page(browser: Browser, served: ServedConsole) -> None:
+def test_a_line_on_the_page_reports_a_silent_store(browser: Browser, served: ServedConsole) -> None:
     served.backend.errors |= {call: RequestTimeoutError("broker-b", 10.0) for call in ("browse", "message_track")}
     with served.page(browser) as page:
         page.goto("/topics/orders/messages")

@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\S+) (\S+) \| `[^`]+` \| (\S+), `([^`]+)` \
 
 
 def rows() -> list[tuple[str, str, str, str, str, str]]:
-    """File, package, version, licence, the licence's file and hash, of every row of the table."""
+    """Return file, package, version, licence, licence file and hash of every row of the table."""
     return ROW.findall((VENDOR / "README.md").read_text())
 
 
@@ -35,5 +35,5 @@ def test_the_notice_names_every_package_its_version_and_its_licence():
 
 
 def test_no_file_names_a_source_map():
-    """A browser's tools would ask for the map, which is not there."""
+    """A browser's developer tools would request the map, which does not exist."""
     assert [row[0] for row in rows() if b"sourceMappingURL" in (VENDOR / row[0]).read_bytes()] == []

@@ -18,7 +18,7 @@ RECEIVED: Final = 512
 
 
 def consume(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
-    """The figures of consuming `scale` × 100,000 messages of 1 KiB from 4 queues."""
+    """Yield the figures of consuming `scale` × 100,000 messages of 1 KiB from 4 queues."""
     total = max(5000, int(scale * 100_000) // 5000 * 5000)
     mode, body = "SYNC" if sync else "ASYNC", b"x" * 1024
     topic = new_topic(client, f"consume-{mode}")
@@ -71,7 +71,7 @@ def drain_columns(consumer: Any, total: int) -> None:
 
 
 def push_to_listener(client: raymq.Client, topic: str, total: int, without: set[int]) -> Sample:
-    """Messages per second at a listener that does nothing, from the first it was given to the last."""
+    """Return messages per second at a listener that does nothing, from its first message to its last."""
     push = client.push_consumer(f"{topic}-push-{next(_groups)}", consume_from=FROM_FIRST)
     with push.subscribe(topic).on_message(lambda message: None).start() as subscription:
         first, started, cpu = 0, 0.0, 0.0
@@ -82,11 +82,11 @@ def push_to_listener(client: raymq.Client, topic: str, total: int, without: set[
             if consumed >= total:
                 seconds = time.perf_counter() - started
                 return Sample((consumed - first) / seconds, (cpu_s(without) - cpu) / max(consumed - first, 1) * 1e6)
-            time.sleep(0.02)  # each look at the status takes a millisecond of the Pull actor's
+            time.sleep(0.02)  # each status call takes a millisecond of the Pull actor's time
 
 
 def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure:
-    """The time of a commit after a poll of one message, p50."""
+    """Return the time of a commit after a poll of one message, p50."""
     goals = [Goal("<=", 1000)] if mode == "SYNC" else []
     figure = Figure(f"consume {mode}", "commit() p50", "us", False, goals)
     with joined_consumer(client, f"{topic}-{next(_groups)}", topic) as consumer:
@@ -102,7 +102,8 @@ def _commits(client: raymq.Client, topic: str, mode: str, rounds: int) -> Figure
 
 
 def receive(client: raymq.Client, *, rounds: int, scale: float) -> Iterable[Figure]:
-    """The figures of receiving `scale` × 100,000 messages of 1 KiB from 4 queues; the peer is the pull consumer."""
+    """Yield the figures of receiving `scale` × 100,000 messages of 1 KiB from 4 queues. The peer is the pull
+    consumer."""
     total = max(5000, int(scale * 100_000) // 5000 * 5000)
     topic = new_topic(client, "receive")
     with client.producer("bench") as producer:

@@ -1,4 +1,4 @@
-"""Filters that pass 1 in 1,000 messages, beside reading all of them and filtering in the client."""
+"""Filters that pass 1 in 1,000 messages, compared with reading all messages and filtering in the client."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _groups = count()
 
 
 class ElsewhereClients(StorageClients):
-    """Storage clients that take this process for one of another node: they read over TCP lanes. `fetched_bytes` counts
-    the bytes of records that came."""
+    """Storage clients that read over TCP lanes, as on another node. `fetched_bytes` counts the bytes of fetched
+    records."""
 
     def __init__(self) -> None:
         super().__init__("elsewhere")
@@ -51,8 +51,10 @@ class ElsewhereClients(StorageClients):
 
 
 def filters(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Messages per second that a filter looks at, of `scale` × 1,000,000 messages of 1 KiB in 4 queues, over a lane and
-    in place; and the bytes that came over the lane."""
+    """Yield messages per second that a filter checks, of `scale` × 1,000,000 messages of 1 KiB in 4 queues.
+
+    The filter reads over a lane and in place. A further figure has the bytes that the lane carried.
+    """
     total = max(5, int(scale * 100)) * TABLE_ROWS
     topic = new_topic(client, "filters")
     _send(client, topic, total)
@@ -99,7 +101,7 @@ def _send(client: raymq.Client, topic: str, total: int) -> None:
 
 
 def _consumer(client: raymq.Client, topic: str, expression: Any) -> Any:
-    """A consumer of all queues from their begins, without the time that a group takes to form."""
+    """Return a consumer of all queues from their first messages, without the time that a group takes to form."""
     consumer = client.pull_consumer(f"filters-{next(_groups)}", consume_from=FROM_FIRST, auto_commit=False)
     consumer.assign(consumer.fetch_message_queues(topic), expression)
     return consumer

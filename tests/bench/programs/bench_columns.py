@@ -1,10 +1,10 @@
-"""A bench of the kernels that make records of columns and columns of records, and of `send_table` without a store.
+"""A bench of the kernels that convert columns to records and records to columns, and of `send_table` without a store.
 
     python tests/bench/programs/bench_columns.py [--rows N] [--rounds N]
 
-Prints µs of CPU per row and rows per second, the best round of each. Bodies have 1 KiB. `plain` rows have nothing else,
-`rich` ones also a tag, a key and two properties, `varied` ones of these as many as they like. "crc alone" is a
-yardstick.
+The program prints µs of CPU per row and rows per second, the best round of each. Bodies have 1 KiB. `plain` rows have
+nothing else. `rich` rows also have a tag, a key and two properties. `varied` rows have any subset of these. "crc alone"
+is a yardstick.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BODY_BYTES = 1024
 
 
 class Sink(FakeStore):
-    """A store that answers, and keeps nothing."""
+    """A store that answers, and stores nothing."""
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         return [AppendResult(self.status, 0, 0, 1, False) for _ in batches]
 
 
 def tables(rows: int) -> dict[str, pa.Table]:
-    """The tables that are sent, by name."""
+    """Return the tables to send, by name."""
     source = random.Random(1)
     body = pa.array([source.randbytes(BODY_BYTES) for _ in range(rows)], pa.binary())
     kind = pa.map_(pa.string(), pa.string())
@@ -77,7 +77,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def encode(columns: MessageColumns) -> EncodedBatch:
-    """One batch of all rows."""
+    """Return one batch of all rows."""
     return encode_columns(
         "bench", 3, columns.bodies, properties=columns.properties, tag_codes=columns.tag_codes,
         born_host=("127.0.0.1", 1), born_timestamp_ms=1_763_000_000_000,

@@ -2,8 +2,8 @@
 
     python -m tests.bench.programs.bench_filters [--messages 1000000] [--rounds 3]
 
-Each is beside reading all messages the same way and filtering them in the client by the same condition. The store is in
-a process of its own, in a temporary directory. With Ray: `make bench BENCH="--only filter"`.
+Each filter is compared with reading all messages the same way and filtering them in the client by the same condition.
+The store has a process of its own, in a temporary directory. With Ray: `make bench BENCH="--only filter"`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ MAX_BYTES: Final = 8 << 20
 
 
 class Read(NamedTuple):
-    """The messages that passed, and the bytes of records that came to the client."""
+    """The messages that passed, and the bytes of records that reached the client."""
 
     passed: int
     moved_bytes: int
 
 
 class Files:
-    """The mapped files of the store, as a client on its node reads them; `end` messages are in queue 0."""
+    """The mapped files of the store, as a client on its node reads them. Queue 0 has `end` messages."""
 
     def __init__(self, root: str, end: int) -> None:
         settings = StoreSettings(store_path_root_dir=Path(root))
@@ -59,7 +59,7 @@ class Files:
         self.end = end
 
     def find(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
-        """A PredicateScan's source."""
+        """Find records as a PredicateScan's source does."""
         [request] = requests
         mapped, next_offset = self.reader.find(request, self.end, max_bytes)
         count = sum(len(part.starts) for part in mapped)
@@ -68,7 +68,7 @@ class Files:
 
 
 def thousand() -> EncodedBatch:
-    """A batch of ONE_IN messages with the prices from 0 on."""
+    """Return a batch of ONE_IN messages with the prices from 0 on."""
     messages = [
         raymq.Message("bench", b"x" * 1024, properties={"price": str(price), "region": "eu"}) for price in range(ONE_IN)
     ]
@@ -94,7 +94,7 @@ def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
 
 
 def in_place(files: Files, sql: str | None) -> Read:
-    """Read queue 0 where it lies, and filter here unless the reader does."""
+    """Read queue 0 in place, and filter here unless the reader does."""
     offset, passed = 0, 0
     while offset < files.end:
         request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
@@ -122,7 +122,7 @@ def by_predicate(files: Files, process: PredicateProcess) -> Read:
 
 
 def timed(read: Callable[[], Read], end: int) -> tuple[float, int]:
-    """The messages per second that a read looks at, and the bytes that it moves."""
+    """Return the messages per second that a read checks, and the bytes that it moves."""
     start_s = time.perf_counter()
     found = read()
     took_s = time.perf_counter() - start_s

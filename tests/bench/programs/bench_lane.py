@@ -1,9 +1,9 @@
-"""A lane of a store without Ray: the round trip of a lone append, throughput, and twenty producers at full speed.
+"""A lane of a store without Ray: the round trip of a single append, throughput, and twenty producers at full speed.
 
     python -m tests.bench.programs.bench_lane             one client: Unix and TCP, both flush settings
     python -m tests.bench.programs.bench_lane overload    1 and 20 producer processes, with a small client beside them
 
-The store is in a process of its own, in a temporary directory. Figures are of one run: compare runs on a quiet machine.
+The store has a process of its own, in a temporary directory. Figures are of one run: compare runs on a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OVERLOAD_S = 5.0
 
 
 def serve(root: str, flush: str) -> None:
-    """A storage process: prints its address, and ends with its standard input."""
+    """Run a storage process that prints its address, and ends with its standard input."""
     sys.setswitchinterval(1e-4)
     settings = StoreSettings(store_path_root_dir=Path(root), flush_disk_type=FlushDiskType(flush))
     store = MessageStore.open(settings, broker_name="bench")
@@ -57,7 +57,7 @@ def serve(root: str, flush: str) -> None:
 
 @contextmanager
 def storage(flush: FlushDiskType, root: str | None = None) -> Iterator[LaneAddress]:
-    """A storage process with its store in `root`, by default a directory of its own, by its address."""
+    """Run a storage process with its store in `root`, by default a new directory. Yields its address."""
     with tempfile.TemporaryDirectory() as own:
         command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root or own, flush.value]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -72,7 +72,7 @@ def storage(flush: FlushDiskType, root: str | None = None) -> Iterator[LaneAddre
 
 
 def batch(count: int, queue_id: int = 0) -> EncodedBatch:
-    """A batch of messages of 1 KiB."""
+    """Return a batch of messages of 1 KiB."""
     return encode_batch(
         [Message("bench", os.urandom(1024)) for _ in range(count)],
         queue_id,
@@ -83,14 +83,14 @@ def batch(count: int, queue_id: int = 0) -> EncodedBatch:
 
 
 def percentiles(times_s: list[float]) -> str:
-    """The median, the 99th percentile and the longest of some times, as text."""
+    """Return the median, the 99th percentile and the maximum of the times, as text."""
     times_s.sort()
     p50, p99 = times_s[len(times_s) // 2], times_s[len(times_s) * 99 // 100]
     return f"p50 {p50 * 1e6:8.1f} µs, p99 {p99 * 1e6:9.1f} µs, longest {times_s[-1] * 1e3:7.1f} ms"
 
 
 def lone_appends(address: LaneAddress, *, remote: bool, count: int) -> str:
-    """The round trips of appends of one message."""
+    """Return the round-trip times of appends of one message."""
     lane, one = StorageLane(address, remote=remote), [batch(1)]
     times_s = []
     for index in range(count + count // 4):
@@ -103,7 +103,7 @@ def lone_appends(address: LaneAddress, *, remote: bool, count: int) -> str:
 
 
 def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int) -> str:
-    """Appends of batches, one after another, `total` bytes in all."""
+    """Append batches, one after another, `total` bytes in all. Returns the throughput."""
     lane, frame = StorageLane(address, remote=remote), [batch(messages)]
     size = len(frame[0].records)
     start_s = time.perf_counter()
@@ -117,7 +117,7 @@ def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int)
 
 
 def watched_appends(address: LaneAddress, count: int) -> str:
-    """The time from an append to the answer of a watch."""
+    """Return the time from an append to the answer of a watch."""
     lane, one, watch = StorageLane(address, remote=False), [batch(1, 1)], EndsWatch("bench", address)
     end = lane.call("queue_bounds", ("bench", 1), QueueBounds, TIMEOUT_S).max_offset
     times_s = []
@@ -135,8 +135,10 @@ def watched_appends(address: LaneAddress, count: int) -> str:
 
 
 def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
-    """A producer process at full speed, once it is told to begin; prints its messages, its times, and how often it was
-    told to wait."""
+    """Run a producer process at full speed, after a line on its standard input.
+
+    Prints the number of messages, the times, and how often the store asked it to wait.
+    """
     lane, frame = StorageLane(address, remote=False), [batch(messages, queue_id)]
     lane.append(frame, TIMEOUT_S)
     print("ready", flush=True)
@@ -156,7 +158,7 @@ def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
 
 
 def overload(address: LaneAddress, producers: int, messages: int) -> None:
-    """So many producers, and one client that stores a small message every 10 ms beside them."""
+    """Run `producers` producers, and one client beside them that stores a small message every 10 ms."""
     data = pickle.dumps(address).hex()
     command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "produce", data]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -187,7 +189,7 @@ def overload(address: LaneAddress, producers: int, messages: int) -> None:
 
 
 def main() -> None:
-    """Run what the arguments say."""
+    """Run the measurements that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("alone", "overload", "serve", "produce"), default="alone")
     parser.add_argument("rest", nargs="*", help="of the programs that this one starts: serve, produce")

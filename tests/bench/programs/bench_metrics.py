@@ -1,13 +1,15 @@
-"""The costs of metrics: producing and consuming with them and without, and an idle cluster of many topics and groups.
+"""The costs of metrics: producing and consuming with and without metrics, and an idle cluster of many topics and
+groups.
 
     python -m tests.bench.programs.bench_metrics cost [--rounds 3] [--seconds 4]     clusters with and without, in turn
     python -m tests.bench.programs.bench_metrics clients [--rounds 3] [--seconds 4]  one cluster, counting on and off
     python -m tests.bench.programs.bench_metrics idle [--topics 500] [--groups 20]   clusters without and with both
 
-Each starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run; CPU is that of all
-processes, per message. `clients` has the servers count all the time, and this process every other call, so that the
-machine's neighbours disturb both alike. `idle` measures the CPU of every process of a cluster that does nothing, in
-percent of a core: first without metrics and console, then with both and a scrape every 15 s. It also times a scrape.
+Each command starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run, with the
+CPU of all processes per message. In `clients` the servers count all the time, and this process counts in every other
+call, so that the machine's neighbours disturb both alike. `idle` measures the CPU of every process of an idle cluster,
+in percent of a core: first without metrics and console, then with both and a scrape every 15 s. `idle` also times a
+scrape.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from tests.bench.ways import ways
 TOLD_S = 60.0
 SETTLE_S = 30.0
 SCRAPE_INTERVAL_S = 15.0
-"""Prometheus's own default is a minute; Ray's files for it say 10 s."""
+"""Prometheus's default is a minute; Ray's files for Prometheus use 10 s."""
 SHOWN_PERCENT = 0.1
 GOAL = 0.02
 IDLE_GOAL_PERCENT = 3.0
@@ -48,7 +50,7 @@ IDLE_GOAL_PERCENT = 3.0
 
 @contextmanager
 def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
-    """A raymq whose clients know if there are metrics."""
+    """Run a raymq with or without metrics, which its clients take into account."""
     with tempfile.TemporaryDirectory(prefix="rqm") as directory:
         config = Path(directory) / "raymq.yaml"
         config.write_text(f"store:\n  flush_disk_type: ASYNC_FLUSH\nmetrics:\n  enable: {str(metrics).lower()}\n")
@@ -63,11 +65,11 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]
-"""By way, and with metrics or without: messages per second and CPU time per message in us, of each call."""
+"""By way, and with or without metrics: messages per second and CPU time per message in us, of each call."""
 
 
 def cost(rounds: int, seconds: float) -> None:
-    """Print the ratio of speeds and of CPU per message, with metrics and without."""
+    """Print the ratio of speeds and of CPU per message, with and without metrics."""
     samples: Samples = defaultdict(list)
     for turn in range(rounds):
         for metrics in (True, False) if turn % 2 else (False, True):
@@ -81,7 +83,7 @@ def cost(rounds: int, seconds: float) -> None:
 
 
 def counting(rounds: int, seconds: float) -> None:
-    """Print the same for this process alone."""
+    """Print the ratios for this process alone, with and without counting."""
     samples: Samples = defaultdict(list)
     with cluster(metrics=True) as client:
         for name, number, call in ways(client):
@@ -96,7 +98,7 @@ def counting(rounds: int, seconds: float) -> None:
 
 
 def sample(number: int, call: Callable[[], None]) -> tuple[float, float]:
-    """One call of `number` messages."""
+    """Measure one call of `number` messages."""
     took_s, cpu_s = timed(call, set())
     return number / took_s, cpu_s / number * 1e6
 
@@ -114,7 +116,8 @@ def show(samples: Samples) -> None:
 
 
 def idle(topics: int, groups: int, seconds: float) -> None:
-    """Print the CPU of an idle cluster with so many topics and groups, without metrics and console and with both."""
+    """Print the CPU of an idle cluster with `topics` topics and `groups` groups: without metrics and console, then with
+    both."""
     without, with_both = (idle_shares(topics, groups, seconds, watched=watched) for watched in (False, True))
     print(f"{'percent of a core':30}{'off':>8}{'on':>8}{'more':>8}")
     for name in sorted(without.keys() | with_both.keys()):
@@ -127,8 +130,10 @@ def idle(topics: int, groups: int, seconds: float) -> None:
 
 
 def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> dict[str, float]:
-    """The CPU of each process of an idle cluster, in percent of a core; those of one name together. `watched`: it has
-    metrics and a console."""
+    """Return the CPU of each process of an idle cluster, in percent of a core, summed by name.
+
+    `watched`: the cluster has metrics and a console.
+    """
     with cluster(metrics=watched) as client:
         if watched:
             settings = ClusterSettings(console=ConsoleOptions(port=0))
@@ -160,7 +165,7 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
 
 
 def scrape() -> str:
-    """Read the metrics of every node, as Prometheus does; tells how long it took."""
+    """Read the metrics of every node, as Prometheus does. Returns a text with the time of the read."""
     told = []
     for node in ray.nodes():
         url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
@@ -173,7 +178,7 @@ def scrape() -> str:
 
 
 def main() -> None:
-    """Run what the arguments ask for."""
+    """Run the measurement that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     costs = commands.add_parser("cost", help="producing and consuming, with metrics and without")

@@ -3,9 +3,9 @@
     python tests/bench/programs/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
         [--kills 10] [--node-kills 3]
 
-Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: nothing passes between
-processes, but they share one core. With it they are actors of a Ray cluster on this machine, of one node or three.
-Numbers vary by machine and by minute; compare ratios, and run it twice.
+Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: no data passes between
+processes, but the replicas share one core. With it they are actors of a Ray cluster on this machine, of one node or
+three. Numbers vary by machine and by minute; compare ratios, and run the program twice.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatch:
-    """The `number`-th batch of one producer to its queue."""
+    """Return the `number`-th batch of one producer to its queue."""
     return encode_batch(
         [Message("bench", BODY, tags="even" if index % 2 else "odd") for index in range(messages)],
         producer,
@@ -75,7 +75,7 @@ def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatc
 
 
 def bench_copy(directory: Path, mib: int) -> None:
-    """A slave that starts empty takes a master's log, chunk by chunk."""
+    """Copy a master's log chunk by chunk to a slave that starts empty."""
     touch_memory(directory, (2 * mib + 400) << 20)
     settings = [
         small_settings(directory / name, **FILES, flush_disk_type=flush)
@@ -89,7 +89,7 @@ def bench_copy(directory: Path, mib: int) -> None:
     end = master.gate.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.log.end_offset < end:
-        # As a slave does that is far behind: the disk works while the next chunk is read.
+        # As in a slave that is far behind, the disk works while the next chunk is read.
         chunk = master.chunks.read_chunk(slave.log.end_offset, CHUNK_MAX_BYTES, end)
         slave.chunks.append_chunk(slave.log.end_offset, chunk, wait=False)
     slave.gate.flush_all()
@@ -131,7 +131,7 @@ class Carriers:
 
 
 def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, float]:
-    """Messages per second of four producers' threads, and the p50 of one message alone in ms."""
+    """Return messages per second of four producers' threads, and the p50 of a single message in ms."""
     touch_memory(directory, 600 << 20)
     group = LocalReplicas(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
     group.settle()
@@ -143,7 +143,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
             try:
                 group.master.append([make_batch(producer, counts[producer])])
             except SystemBusyError:
-                continue  # nothing was stored; it is sent again, as a producer would
+                continue  # nothing was stored; send it again, as a producer would
             counts[producer] += 1
 
     threads = [threading.Thread(target=produce, args=(producer,)) for producer in range(PRODUCERS)]
@@ -163,7 +163,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """The time that each call took, in ms."""
+    """Return the time of each call, in ms."""
     times = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -173,7 +173,7 @@ def timed(call: Callable[[], object], calls: int) -> list[float]:
 
 
 def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
-    """Each number of copies beside one."""
+    """Print each number of copies compared with one copy."""
     one, alone_ms = rates[1]
     for copies, (rate, _) in rates.items():
         share, aim = f" ({rate / one:.2f} of one copy)" if copies > 1 else "", ">= 0.5" if copies == 2 else ""
@@ -185,7 +185,7 @@ def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
 
 @contextmanager
 def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
-    """A raymq with one broker group of so many replicas, all in sync."""
+    """Run a raymq with one broker group of `replicas` replicas, all in sync."""
     config = directory / "raymq.yaml"
     config.write_text(
         f"broker_groups: 1\nreplication: {{replicas: {replicas}, spread: false}}\n"
@@ -200,7 +200,7 @@ def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
 
 
 def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
-    """As `append_rate`, by producers of the cluster."""
+    """Return the figures of `append_rate`, by producers of the cluster."""
     counts = [0] * PRODUCERS
     until = time.perf_counter() + seconds
 
@@ -224,8 +224,10 @@ def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
 
 
 def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callable[[], None]]) -> list[float]:
-    """The longest time between two acknowledgements at a producer around each kill, in s. `prepare` returns, with all
-    in sync, what kills the master."""
+    """Return the longest time between two acknowledgements at a producer around each kill, in s.
+
+    `prepare` waits until all replicas are in sync, and returns a function that kills the master.
+    """
     acknowledged, stopping = [time.perf_counter()], threading.Event()
 
     def produce() -> None:
@@ -255,7 +257,7 @@ def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callab
 
 
 def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None:
-    """The time for which nothing is acknowledged when the master's process is killed."""
+    """Measure the time without acknowledgements when the master's process is killed."""
     gaps = failover_gaps(client, kills, lambda: partial(os.kill, group.pid(group.settled()["master"]), signal.SIGKILL))
     p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
     row(
@@ -264,12 +266,12 @@ def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None
 
 
 def bench_node_failover(kills: int) -> None:
-    """The same for the master's node, a raylet with all its processes, of a cluster of three."""
+    """Measure that time when the master's node is killed, a raylet with all its processes, in a cluster of three."""
     settings = "broker_groups: 1\nreplication: {replicas: 3, min_in_sync_replicas: 2}\n"
     with sandbox(settings) as box, nodes(box, NODES) as machines, raymq.connect(embedded=True) as client:
         client.admin.create_topic("bench", queues=PRODUCERS)
         group = PlacedGroup("broker-a", len(NODES), machines)
-        leading = cycle(NODES[1:])  # without the head there is no cluster
+        leading = cycle(NODES[1:])  # without the head no cluster exists
 
         def prepare() -> Callable[[], None]:
             for name in NODES:

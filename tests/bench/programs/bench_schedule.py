@@ -1,10 +1,11 @@
-"""A bench of delayed messages: their lateness, and the cost of a million of them that wait.
+"""A bench of delayed messages: their lateness, and the cost of a million waiting messages.
 
     python tests/bench/programs/bench_schedule.py [--directory DIR] [--pending N] [--due N] [--over SECONDS]
 
-Stores N messages with times of their own, spread over the next day, beside them others that are due while it looks on,
-spread evenly over some seconds. Prints how late the latter came (by the store time of what was delivered), what the
-process's memory grew by, and how long opening such a store takes. Numbers vary by machine; run it twice.
+The program stores N messages with times of their own, spread over the next day. It also stores messages that become due
+during the measurement, spread evenly over some seconds. It prints the lateness of the latter (by the store time of the
+delivered messages), the growth of the process's memory, and the time to open such a store. Numbers vary by machine; run
+the program twice.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def now_ms() -> int:
 
 
 def anonymous_bytes() -> int:
-    """The memory of this process that is not a file's."""
+    """Return the memory of this process without mapped files, in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) << 10
 
 
 def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[EncodedBatch]:
-    """One batch for each queue in which messages due at these times wait."""
+    """Return one batch for each queue in which messages due at these times wait."""
     by_queue: dict[int, list[int]] = {}
     for due_ms in times_ms:
         by_queue.setdefault(timer_queue(due_ms, now_ms()), []).append(due_ms)
@@ -68,7 +69,7 @@ def make_batches(topic: str, times_ms: list[int], dice: random.Random) -> list[E
 
 
 def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: random.Random) -> None:
-    """The messages of the day, then those that are due from 3 s after now on."""
+    """Append the messages of the day, then messages that are due from 3 s after now on."""
     start_ms = now_ms() + 120_000
     for _ in range(pending // BATCH):
         store.append(make_batches("later", [start_ms + dice.randrange(DAY_MS) for _ in range(BATCH)], dice))
@@ -80,7 +81,7 @@ def fill(store: MessageStore, pending: int, due: int, over_s: float, dice: rando
 
 
 def lateness_ms(store: MessageStore, due: int, timeout_s: float) -> np.ndarray:
-    """The lateness of each of the `due` messages, once all are there."""
+    """Return the lateness of each of the `due` messages, after all were delivered."""
     deadline_s = time.monotonic() + timeout_s
     while sum(store.queues.bounds("soon", queue_id).max_offset for queue_id in range(QUEUES)) < due:
         if time.monotonic() > deadline_s:

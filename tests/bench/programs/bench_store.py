@@ -1,10 +1,11 @@
-"""A bench of the store: appends, reads and recovery, beside a loop that copies the same bytes into a warm mapped file.
+"""A bench of the store: appends, reads and recovery, compared with a loop that copies the bytes into a warm mapped
+file.
 
     python tests/bench/programs/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
 
-Prints a table: what is measured, the number, the number aimed at. Everything runs in this process, one after another.
-Numbers vary by machine and by minute; compare ratios, and run it twice. `--large` also writes 10 GiB and looks at the
-memory the process holds beyond the page cache.
+The program prints a table: the measurement, its value, and the goal. Everything runs in this process, one after
+another. Numbers vary by machine and by minute; compare ratios, and run the program twice. `--large` also writes 10 GiB
+and measures the process's memory beyond the page cache.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ ASYNC, SYNC = FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH
 
 
 def make_batch(count: int, queue_id: int = 0, *, mixed: bool = False) -> EncodedBatch:
-    """A batch of messages with bodies of 1 KiB, as a producer ships it. `mixed`: with one to four properties each."""
+    """Return a batch of messages with bodies of 1 KiB, as a producer sends it. `mixed`: with one to four properties
+    each."""
     messages = [
         Message(
             "bench",
@@ -78,7 +80,7 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def timed(seconds: float, action: Callable[[], object]) -> float:
-    """The number of calls of `action` per second."""
+    """Return the number of calls of `action` per second."""
     runs, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         action()
@@ -89,11 +91,11 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
 class Round(NamedTuple):
     """The appends of one batch to a new store."""
 
-    # The time that each took, in s.
+    # The time of each append, in s.
     times: list[float]
-    # The time that the index then took to catch up, in s.
+    # The time in which the index caught up afterwards, in s.
     index_s: float
-    # The CPU time that the process took for all of that, without opening the store, in s.
+    # The process's CPU time for the appends and the index, without opening the store, in s.
     cpu_s: float
 
 
@@ -114,7 +116,7 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
 
 
 def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
-    """Rounds of a fixed size, each beside a copy loop: the median round, and the best."""
+    """Run rounds of a fixed size, each compared with a copy loop. Prints the median round and the best."""
     batch = make_batch(count)
     size = ROUND_BYTES if count > 1 else ROUND_BYTES // 16
     for name, changes in (
@@ -137,7 +139,8 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
 
 
 def bench_rolls(directory: Path, rounds: int) -> None:
-    """The slowest appends of single batches, with files that roll often and with one that never does, in turn."""
+    """Measure the slowest appends of single batches, with files that roll often and with a file that never rolls, in
+    turn."""
     batch = make_batch(10)
     for _ in range(rounds):
         for name, size in (("no roll", 2 * GIB), ("a roll each 16 MiB", 16 << 20)):
@@ -169,7 +172,7 @@ def bench_columns(directory: Path, seconds: float) -> None:
 
 
 def fill_and_be_killed(directory: Path, gib: float) -> None:
-    """For a process of its own: fill a store, and die."""
+    """Fill a store and die, in a process of its own."""
     settings = StoreSettings(
         store_path_root_dir=directory, flush_disk_type=ASYNC, mapped_file_size_commit_log_bytes=GIB
     )
@@ -180,14 +183,14 @@ def fill_and_be_killed(directory: Path, gib: float) -> None:
 
 
 def lose_queues_and_snapshot(root: Path) -> None:
-    """Leave of a closed store nothing but what a crash may leave: the log."""
+    """Delete everything of a closed store except the log, the least that a crash leaves."""
     (root / "dedup").unlink(missing_ok=True)
     (root / "abort").touch()
     shutil.rmtree(root / "consumequeue")
 
 
 def bench_recovery(directory: Path) -> None:
-    """Open what SIGKILL left of a store: as it is, after a clean stop, and with nothing but the log."""
+    """Open a store after SIGKILL, after a clean stop, and with only its log."""
     root = directory / "store"
     for gib in (0.25, 1.0):
         subprocess.run([sys.executable, __file__, "--fill", f"{gib}", "--directory", str(root)], check=False)
@@ -203,7 +206,7 @@ def bench_recovery(directory: Path) -> None:
 
 
 def bench_memory(directory: Path) -> None:
-    """The memory that the process holds beyond the page cache once it has written and read 10 GiB."""
+    """Measure the process's memory beyond the page cache after it has written and read 10 GiB."""
     batch = make_batch(1000)
     with open_store(directory / "store", ASYNC) as store:
         while store.status().max_physical_offset < 10 * GIB:
