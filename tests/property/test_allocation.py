@@ -1,4 +1,4 @@
-"""The laws of the strategies that share one topic's queues: owners, balance, no role for order, and who moves."""
+"""The laws of the strategies that share one topic's queues: owners, balance, independence of order, and moves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUEUES = st.sets(
 MEMBERS = st.dictionaries(
     st.text("abc-0123", min_size=1, max_size=6), st.sampled_from(["room1", "room2", "room9"]), min_size=1, max_size=12
 )
-"""Members with the room each stands in."""
+"""Members and the room of each member."""
 
 
 def sticky(queues, rooms):

@@ -1,4 +1,4 @@
-"""The kernels over many records do what one record's code does for each of them."""
+"""The kernels for many records do the same as the code for one record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTS = {False: encode_host("10.0.0.7", 10911), True: encode_host("2001:db8::7",
 
 @st.composite
 def batches(draw: st.DrawFn) -> EncodedBatch:
-    """Batches of records that are alike in all their lengths, and of others."""
+    """Return batches whose records have equal lengths, and other batches."""
     count, alike = draw(st.integers(1, 20)), draw(st.booleans())
     length = draw(st.integers(1, 200))
     bodies = [draw(st.binary(min_size=length if alike else 1, max_size=length)) for _ in range(count)]
@@ -46,7 +46,7 @@ def is_ipv6_stored(batch: EncodedBatch) -> bool:
 def test_records_of_all_kinds_are_stamped_together_as_one_by_one(
     drawn: list[tuple[EncodedBatch, int]], physical_offset: int, ipv6_store: bool
 ) -> None:
-    # The first record of each batch that has space for this store's host.
+    # the first record of each batch that has space for this store's host
     records = [
         (bytes(batch.records[: batch.sizes[0]]), offset)
         for batch, offset in drawn
@@ -99,7 +99,7 @@ def test_a_batch_is_stamped_as_its_records_are_one_by_one(
 
 
 def facts_one_by_one(batch: EncodedBatch) -> BatchFacts | None:
-    """The facts of a batch, record by record; None if it is not legal."""
+    """Return the facts of a batch, record by record; None if the batch is not legal."""
     magic, topic_text = topic_part(batch.topic)
     data, end, rows, flags = bytes(batch.records), 0, [], []
     for size in batch.sizes.tolist():
@@ -138,7 +138,7 @@ def test_a_batch_is_legal_if_each_of_its_records_is(batch: EncodedBatch, draw: s
 
 
 @given(batches(), OFFSETS)
-def test_units_are_those_of_each_record(batch: EncodedBatch, physical_offset: int) -> None:
+def test_units_of_a_batch_equal_the_units_of_each_record(batch: EncodedBatch, physical_offset: int) -> None:
     begins = begins_of(physical_offset, batch.sizes, record_ends(batch.sizes))
     assert begins.tolist() == begins_of(physical_offset, batch.sizes, None).tolist()
     expected, at = b"", physical_offset

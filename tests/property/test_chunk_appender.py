@@ -1,7 +1,7 @@
-"""A chunk taken as a block does what it does record by record, over random chunks: producers, delayed messages, deleted
-topics, inner batches, odd records, damage.
+"""Appending a chunk as a block gives the same result as record by record, over random chunks.
 
-200 logs; RAYMQ_SOAK=1 makes 8,000, RAYMQ_RAW_APPEND_SEED repeats one.
+The chunks have producers, delayed messages, deleted topics, inner batches, odd records and damage. 200 logs;
+RAYMQ_SOAK=1 makes 8,000, RAYMQ_RAW_APPEND_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def random_log(dice: random.Random) -> Log:
 
 
 def chunks_of(log: Log, dice: random.Random) -> Iterator[tuple[int, bytes]]:
-    """The log in chunks of random size, each up to a record or a file's end."""
+    """Yield the log in chunks of random size, each up to a record's or a file's end."""
     for index, data in enumerate(log.files):
         first, full = index * FILE_BYTES, index + 1 < len(log.files)
         file = bytes(data).ljust(FILE_BYTES, b"\0") if full else bytes(data)
@@ -66,7 +66,7 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """Append the chunk from memory that is used for something else afterwards; returns the error's text, or nothing."""
+    """Append the chunk from memory that is overwritten afterwards. Returns the error's text; empty without an error."""
     memory = bytearray(data)
     try:
         store.chunks.append_chunk(physical_offset, memoryview(memory))
@@ -109,7 +109,7 @@ def directory() -> Iterator[Path]:
 
 
 def run(seed: int, directory: Path) -> int:
-    """Both ways side by side; how many blocks were taken."""
+    """Run both ways side by side. Returns the number of appended blocks."""
     dice, taken = random.Random(seed), 0
     log = random_log(dice)
     changes = {
@@ -156,7 +156,7 @@ def run(seed: int, directory: Path) -> int:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_block_and_single_records_come_to_the_same(part: int, directory: Path) -> None:
+def test_appending_a_block_equals_appending_single_records(part: int, directory: Path) -> None:
     taken = 0
     for seed in [int(ONE_SEED)] if ONE_SEED else range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS):
         try:

@@ -1,4 +1,4 @@
-"""Laws of what the command line prints of texts from outside, for any text at all."""
+"""Laws of the command line's output of texts from outside, for any text at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unsafe(text: str) -> list[str]:
 @settings(deadline=None)
 @given(TEXT)
 @example("\x1b[2J")
-def test_what_is_printed_has_no_control_character_and_the_rest_is_as_it_was(text: str) -> None:
+def test_printed_text_has_no_control_character_and_is_otherwise_unchanged(text: str) -> None:
     shown = printable(text)
     assert unsafe(shown) == []
     if not unsafe(text):
@@ -49,7 +49,7 @@ def test_what_is_printed_has_no_control_character_and_the_rest_is_as_it_was(text
 
 @settings(deadline=None)
 @given(TEXT)
-def test_json_has_no_control_character_and_reads_back_as_it_was(text: str) -> None:
+def test_json_has_no_control_character_and_decodes_to_the_same_text(text: str) -> None:
     line = json_text({text: [text]})
     assert unsafe(line) == []
     assert json.loads(line) == {text: [text]}
@@ -102,7 +102,7 @@ def message(text: str) -> MessageExt:
 
 
 class Admin:
-    """Knows one message, and has it as a dead letter."""
+    """Returns one message, also as a dead letter."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -124,7 +124,7 @@ class Admin:
 
 
 def strings(value: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Return every text in a JSON value."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []

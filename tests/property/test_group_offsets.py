@@ -1,4 +1,6 @@
-"""Laws of committed offsets: forward by themselves, back only by whoever may, and never by who lost its queue."""
+"""Laws of committed offsets: they advance, go back only by permitted callers, and never by a member that lost its
+queue.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ MEMBERS = st.integers(0, 3)
 
 
 class CommittedOffsets(RuleBasedStateMachine):
-    """Members of one group take a queue from one another, commit, seek and die; somebody resets; the broker restarts.
+    """Members of one group take a queue from one another, commit, seek and die; offsets are reset; the broker restarts.
 
-    `versions` and `generations` are what each member has of the queue: it may have lost it without knowing.
+    `versions` and `generations` are each member's view of the queue: a member may have lost the queue unnoticed.
     """
 
     def __init__(self) -> None:

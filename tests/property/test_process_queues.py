@@ -1,10 +1,12 @@
-"""Process queues against a simple model: a store with a log per queue, a listener that works, fails, is slow, is taken
-away or dies, a broker that keeps committed offsets and takes messages back; queues are granted, revoked and reset, and
-retention deletes messages.
+"""Process queues compared with a simple model of a store, a listener and a broker.
 
-The laws: the committed offset never passes a message that was neither consumed, nor sent back, nor gone; in order,
-no message of a queue is delivered before those ahead of it, and one task at a time; a fetched message is finished or
-held; in the end every message is consumed or sent back, and in order a crash repeats at most one full task.
+The store has a log per queue. The listener works, fails, is slow, is taken away or dies. The broker keeps committed
+offsets and takes messages back. Queues are granted, revoked and reset, and retention deletes messages.
+
+The laws: The committed offset never passes a message that was neither consumed, nor sent back, nor deleted. In order
+mode, no message of a queue is delivered before an earlier one, and only one task runs at a time. A fetched message is
+finished or held. In the end every message is consumed or sent back, and in order mode a crash repeats at most one full
+task.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ class Model:
         )
         self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
-        self.first = dict.fromkeys(NAMES, 0)  # what retention has left
-        self.gone = dict.fromkeys(NAMES, 0)  # what the owner was told is gone
+        self.first = dict.fromkeys(NAMES, 0)  # the first offset that retention has left
+        self.gone = dict.fromkeys(NAMES, 0)  # deleted offsets that were reported to the owner
         self.end = dict.fromkeys(NAMES, 0)
-        self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}  # by tags
+        # selected by tags
+        self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}
         self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        self.place: dict[ProcessQueue, int] = {}  # in order: what a tenure has finished
+        self.place: dict[ProcessQueue, int] = {}  # in order mode: what a tenure has finished
         self.flying: list[ConsumeTask] = []
         self.sending: list[SendBack] = []
         self.answers: list[tuple[MessageQueue, int, tuple[int, ...], int]] = []
@@ -199,7 +202,7 @@ class Model:
         queue = self.chance.choice(NAMES)
         at = self.stored[queue]
         self.stored[queue] = QueueOffset(self.chance.randint(0, self.end[queue]), at.reset_version + 1)
-        # What lies before the new place need not be consumed; what lies behind it must be, once more.
+        # Messages before the new offset need not be consumed; messages after it must be consumed once more.
         self.done[queue] = set(range(self.stored[queue].queue_offset))
 
     # The group
@@ -272,7 +275,7 @@ class Model:
         self.check_account()
 
     def settle(self) -> None:
-        """Everything works again, and nothing is revoked any more: what is left is consumed and committed."""
+        """Everything works again, and nothing is revoked any more: consume and commit the rest."""
         self.core.revoke(self.core.holding, self.now_s)
         for _ in range(LENGTH * 60):
             self.now_s += 60.0
@@ -299,7 +302,7 @@ class Model:
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("block", range(10))
-def test_nothing_is_lost_and_nothing_is_committed_that_was_not_consumed(block, orderly):
+def test_nothing_is_lost_and_only_consumed_messages_are_committed(block, orderly):
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         try:
             model = Model(seed, orderly=orderly)

@@ -1,14 +1,13 @@
-"""A consumer group under random schedules: members join, leave, die, freeze; heartbeats and answers get lost or late;
-the Rebalance actor is restarted.
+"""A consumer group under random schedules: members join, leave, die and freeze, and the Rebalance actor restarts.
 
-Members behave as raymq.common.protocol.membership asks of them. A member may deliver what it holds only while its lease
-lasts: FENCE_S from the moment it *sent* the last heartbeat that was answered. The laws, whatever the strategy:
+Heartbeats and answers get lost or late. Members behave as raymq.common.protocol.membership requires. A member may
+deliver its queues only while its lease lasts: FENCE_S from the moment at which it *sent* the last answered heartbeat.
+The laws, for any strategy:
 
-1. At no time may two members deliver from one queue.
-2. When the trouble is over, every queue is held by a subscriber, and shares differ by one at most where the strategy
-   promises it.
-3. From then on nothing moves.
-4. A heartbeat that is said in short is answered as it would be in full, or it is to be said in full.
+1. Two members never deliver from one queue at a time.
+2. After the faults, a subscriber holds every queue, and shares differ by at most one if the strategy promises it.
+3. From then on no queue moves.
+4. A short heartbeat gets the answer of the full heartbeat, or a request for the full heartbeat.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ EVEN = STRATEGIES[:3]
 
 @dataclass
 class Member:
-    """`releasing`: revoked queues, and when the member will have finished and committed them."""
+    """`releasing`: revoked queues, and the time at which the member will have finished and committed them."""
 
     name: str
     topics: frozenset[str]
@@ -66,7 +65,7 @@ class Member:
 
 
 class Group:
-    """Members, their network and the core, on a clock of our own."""
+    """Members, their network and the core, on a simulated clock."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -88,7 +87,7 @@ class Group:
         self.late = []  # calls to the old process fail
 
     def join(self) -> None:
-        name = f"m{self.chance.randrange(5)}"  # a name of before may come back: Pull actors keep theirs
+        name = f"m{self.chance.randrange(5)}"  # an earlier name may return: Pull actors keep their names
         if name not in self.members:
             topics = self.chance.choice([{"orders"}, {"orders", "audit"}, {"orders", "audit"}])
             self.members[name] = Member(name, frozenset(topics), self.chance.choice(["room-a", "room-b"]))
@@ -98,7 +97,7 @@ class Group:
         return self.sequence
 
     def beat(self, member: Member, fate: str = "answered") -> None:
-        """One turn of a member's thread: fence, let go of what is finished, heartbeat, take the answer."""
+        """Run one turn of a member's thread: fence, release finished queues, send a heartbeat, take the answer."""
         if self.now_s < member.frozen_until_s:
             return
         if self.now_s >= member.lease_s:
@@ -141,13 +140,13 @@ class Group:
             member.releasing[queue] = self.now_s + self.chance.choice([0.0, 0.0, 1.0, 6.0])
 
     def check_short(self, member: Member, heartbeat: GroupHeartbeat) -> None:
-        """Say a heartbeat in short to a copy of the core, if it says what the one before said."""
+        """Send a short heartbeat to a copy of the core, if the heartbeat equals the previous one."""
         said, heard = member.said, member.heard
         if said is None or heard is None or heard.queues != heartbeat.holding:
             return
         if replace(said, session=0, sequence=0) != replace(heartbeat, session=0, sequence=0):
             return
-        if self.looks.random() > 0.03:  # a copy takes its time
+        if self.looks.random() > 0.03:  # a copy takes time
             return
         core = deepcopy(self.core)
         short = SteadyHeartbeat(member.name, member.session, heartbeat.sequence, heard.generation)
@@ -174,7 +173,7 @@ class Group:
             self.core.heartbeat(farewell, self.now_s)
 
     def pass_time(self, seconds: float, busy: Member | None = None) -> None:
-        """Let time go by in steps in which the others send heartbeats and late ones arrive."""
+        """Let time pass in steps in which the other members send heartbeats and late heartbeats arrive."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 1.0)
@@ -187,7 +186,7 @@ class Group:
                 self.check()
 
     def trouble(self) -> None:
-        """One random event."""
+        """Make one random event."""
         member = self.chance.choice(list(self.members.values())) if self.members else None
         event = self.chance.random()
         if member is None or event < 0.15:
@@ -231,7 +230,7 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # Sessions of the dead, a grace, a late heartbeat of one who left and its session, and the slowest release.
+    # Sessions of dead members, a grace period, a departed member's late heartbeat and its session, the slowest release.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()
@@ -243,7 +242,7 @@ def run(seed: int, events: int = 25) -> int:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_no_queue_has_two_owners_and_in_the_end_all_are_shared_evenly(block):
+def test_no_queue_has_two_owners_and_the_final_shares_are_even(block):
     in_short = 0
     for seed in range(block * 120, (block + 1) * 120):
         try:

@@ -1,4 +1,4 @@
-"""The laws of the record format: what is encoded comes back, damage is told, columns and rows agree."""
+"""The laws of the record format: decoding returns the encoded values, damage is reported, columns and rows agree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch in a store, and what it was made of."""
+    """A batch in a store, and the values that it was made of."""
 
     messages: list[Message]
     ids: list[str]
@@ -97,7 +97,7 @@ def stored_batches(draw: st.DrawFn) -> Stored:
 
 
 @given(stored_batches())
-def test_what_is_encoded_comes_back(stored: Stored) -> None:
+def test_decoding_returns_the_encoded_messages(stored: Stored) -> None:
     starts = record_starts(stored.records).tolist()
     decoded = decode_records(stored.records, broker_name="broker-a")
     assert decoded == [decode_record(stored.records, start, broker_name="broker-a") for start in starts]
@@ -166,7 +166,7 @@ def test_columns_and_rows_agree(batches: list[Stored], body_type: str, rows_per_
 
 
 @given(st.lists(stored_batches(), min_size=1, max_size=3))
-def test_messages_of_many_records_are_those_of_each(batches: list[Stored]) -> None:
+def test_decoding_many_records_equals_decoding_each(batches: list[Stored]) -> None:
     data = b"".join(stored.records for stored in batches)
     with mock.patch.object(raymq.records.kernels.messages, "FEW_RECORDS", 0):
         messages = read_messages(data, record_starts(data), broker_name="broker-a")
@@ -178,7 +178,7 @@ def test_messages_of_many_records_are_those_of_each(batches: list[Stored]) -> No
 
 
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of the call, or RecordError if it raises that; any other exception passes."""
+    """Return the result of the call, or RecordError if the call raises it. Other exceptions are raised."""
     try:
         return call(*args, **kwargs)
     except RecordError:
@@ -186,7 +186,7 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_every_reader(data: bytes, position: int) -> None:
-    """No reader raises anything but RecordError, and they agree on what is a record and which body can be read."""
+    """Check that readers raise nothing but RecordError, and agree on which bytes are records with readable bodies."""
     check = check_record(data, position, check_crc=False)
     checked = check_record(data, position)
     assert checked in (check, (-1, False))
@@ -204,7 +204,7 @@ def check_every_reader(data: bytes, position: int) -> None:
             strict = outcome(decode_record, data, position, broker_name="broker-a", check_crc=check_crc)
             [found] = read_messages(data, starts, broker_name="broker-a", check_crc=check_crc)
             assert (found.body_error is not None) == (strict is RecordError)
-            # Of a whole record its property CRC may say that it is damaged.
+            # the property CRC of a complete record may report damage
             changed = whole and check_crc and not seal_holds(data[position : position + check.size])
             assert found.record_damaged == (not whole) or (changed and found.record_damaged)
             assert strict in (RecordError, found)
@@ -238,7 +238,7 @@ def test_damaged_records_are_refused_with_a_record_error_or_read_alike(stored: S
 
 @given(stored_batches(), INT64)
 def test_a_damaged_batch_is_refused_or_can_still_be_stamped(stored: Stored, seed: int) -> None:
-    """`validate_batch` raises MessageIllegalError, a ValueError, and nothing else; what it passes, readers read."""
+    """`validate_batch` raises MessageIllegalError, a ValueError, and nothing else. Readers can read what it accepts."""
     print("seed", seed)
     chance = random.Random(seed)
     data = bytearray(stored.batch.records)
@@ -269,5 +269,5 @@ def test_java_hash_is_its_definition(text: str) -> None:
 
 
 @given(TOPICS, st.lists(st.text(max_size=40), max_size=20))
-def test_hashes_of_many_index_keys_are_those_of_each(topic: str, keys: list[str]) -> None:
+def test_hashes_of_many_index_keys_equal_the_hash_of_each(topic: str, keys: list[str]) -> None:
     assert index_key_hashes(topic, keys).tolist() == [index_key_hash(topic, key) for key in keys]

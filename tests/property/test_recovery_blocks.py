@@ -1,6 +1,6 @@
-"""Recovery in blocks says and does what recovery record by record does, over random logs with damage.
+"""Recovery in blocks reports and does the same as recovery record by record, over random logs with damage.
 
-125 of them; RAYMQ_SOAK=1 makes 5,000, RAYMQ_RECOVERY_SEED repeats one.
+125 logs; RAYMQ_SOAK=1 makes 5,000, RAYMQ_RECOVERY_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settings(dice: random.Random) -> dict[str, int | bool]:
 
 
 def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) -> None:
-    """Make the state before a recovery: a log, and queues that know all, some or nothing of it."""
+    """Write the state before a recovery: a log, and queues that cover all of it, some of it or nothing."""
     log = Log(dice)
     log.write(dice.choice((0, 3, 30, 100)))
     log.put(root)
@@ -97,7 +97,7 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
 
 
 def outcomes(root: Path, changes: dict[str, int | bool]) -> dict[str, object]:
-    """The state of the store once it is opened."""
+    """Return the state of the store after it is opened."""
     store = open_store(root, **changes, flush_interval_consume_queue_ms=60_000)
     try:
         return state_of(store, root)
@@ -117,7 +117,7 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_blocks_and_single_records_come_to_the_same(
+def test_recovery_by_blocks_equals_recovery_by_single_records(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = mock.Mock(side_effect=storage.dispatch.record_blocks.read_block)

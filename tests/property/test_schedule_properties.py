@@ -1,8 +1,8 @@
-"""Delayed messages under a clock of the test's own: any levels and times, restarts, crashes, a clock that jumps.
+"""Delayed messages on a simulated clock: any levels and times, restarts, crashes, a clock that jumps.
 
 The decisions (storage.schedule.delay_queues, storage.dispatch.delivery_progress) run on a model of the log: a list of
-what was put and delivered, in order. A crash keeps a prefix of it, and the progress that was saved before that. The
-laws: whatever the log still has is delivered once, never before its time, and each level in its order.
+puts and deliveries, in order. A crash keeps a prefix of the list, and the progress that was saved before. The laws:
+everything in the log is delivered once, never before its time, and each level in its order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Files:
-    """In place of storage.files.config_files: texts in memory."""
+    """A stand-in for storage.files.config_files: texts in memory."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Files:
 
 
 class Queue:
-    """A queue, as far as `DeliveryProgress.clamp_to_queues` reads it."""
+    """A queue with the attributes that `DeliveryProgress.clamp_to_queues` reads."""
 
     def __init__(self, source: Source, next_offset: int) -> None:
         self.topic, self.queue_id = source
@@ -70,7 +70,7 @@ class Queue:
 
 
 class Model:
-    """A store of which only the log, the units and the progress are there, and the scheduler's rounds over it."""
+    """A store that has only the log, the units and the progress, and the scheduler's rounds over it."""
 
     def __init__(self, held_max: int, window_ms: int, chunk: int) -> None:
         self.held_max, self.window_ms, self.chunk = held_max, window_ms, chunk
@@ -83,7 +83,7 @@ class Model:
         self.start([])
 
     def start(self, log: list[Entry]) -> None:
-        """Open the store on this log: units made again from it, progress from the files and from the log."""
+        """Open the store on this log: units rebuilt from it, progress from the files and from the log."""
         self.log = []
         self.units: dict[Source, list[int]] = {}
         self.numbers: dict[Source, list[int]] = {}
@@ -131,7 +131,7 @@ class Model:
             progress = self.deliveries.get(source)
 
             def codes(first: int, count: int) -> np.ndarray:
-                # Files of seven units: fewer than asked for may come.
+                # files of seven units: a read may return fewer units than requested
                 return np.array(self.units[source][first : min(first + count, first - first % 7 + 7)], np.int64)
 
             if topic == SCHEDULE_TOPIC:
@@ -143,8 +143,10 @@ class Model:
         return self.queues[source]
 
     def round(self, stop_after: int | None = None) -> bool:
-        """Do what storage.schedule.scheduler does in a round; true if there was anything to do. It may be killed after
-        some puts."""
+        """Run a round of storage.schedule.scheduler. Returns True if it delivered anything.
+
+        `stop_after`: number of puts after which the round is killed.
+        """
         self.store_ms = max(self.store_ms, self.clock_ms)
         busy = False
         for source in [source for source in list(self.units) if source != TARGET]:
@@ -174,11 +176,11 @@ class Model:
         self.saved_log = len(self.log)
 
     def crash(self, lose: int) -> None:
-        """The last `lose` records are gone, unless they were on disk when the progress was saved."""
+        """Lose the last `lose` records, unless they were on disk when the progress was saved."""
         self.start(self.log[: max(len(self.log) - lose, self.saved_log)])
 
     def finish(self) -> None:
-        """Let time go on until nothing can wait any more."""
+        """Let time pass until nothing can wait any more."""
         self.clock_ms = max(self.clock_ms, self.store_ms)
         for _ in range(45):
             while self.round():
@@ -201,7 +203,7 @@ class Model:
 
 
 ahead = st.one_of(
-    st.integers(-5000, 5000),  # a producer's clock may be behind
+    st.integers(-5000, 5000),  # a producer's clock may be late
     st.integers(1, 3 * HOUR_MS),
     st.integers(1, 40 * DAY_MS),
     st.sampled_from([1000, 1000, 60_000, DAY_MS, DAY_MS + HOUR_MS, DAY_MS + HOUR_MS + 1]),
@@ -231,7 +233,7 @@ SET_BACK_THEN_CRASH = [("time", 1000), ("pass", 1000), ("round", None), ("jump",
     window_ms=st.sampled_from([0, 1000, 600_000]),
     chunk=st.sampled_from([1, 3, 256]),
 )
-def test_whatever_happens_each_message_is_delivered_once_and_not_before_its_time(work, held_max, window_ms, chunk):
+def test_each_message_is_delivered_once_and_not_before_its_time(work, held_max, window_ms, chunk):
     model = Model(held_max, window_ms, chunk)
     for name, value in work:
         match name:
@@ -257,8 +259,8 @@ def test_whatever_happens_each_message_is_delivered_once_and_not_before_its_time
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_timer_queue_gives_the_order_of_times_and_holds_no_more_than_it_may(monkeypatch, seed):
-    """Against sorting everything at once, with units added while it goes on."""
+def test_a_timer_queue_sorts_by_time_and_keeps_within_its_memory_limit(monkeypatch, seed):
+    """Compares with sorting everything at once. Units are added during the run."""
     monkeypatch.setattr(schedule, "SCAN_UNITS", 50)
     monkeypatch.setattr(schedule, "_FRESH_MAX", 20)
     dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A few seeds of each simulation. All of them, and the mistakes that must be found, are in tests/chaos/simulation."""
+"""A few seeds of each simulation. tests/chaos/simulation runs all seeds, and finds planted bugs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The laws of STICKY over several topics, against every plan there is on small groups, and against AVG on large ones.
+"""The laws of STICKY over several topics, compared with all plans on small groups, and with AVG on large groups.
 
-Each plan is judged by three numbers, the first counting most: does any topic have shares that differ by more than one,
-the sum of squares of the members' totals, the queues that move. STICKY must reach the least of all plans.
+Three numbers judge each plan, the first with the highest priority: whether any topic has shares that differ by more
+than one, the sum of squares of the members' totals, and the moved queues. STICKY must reach the minimum of all plans.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_queues(counts: dict[str, int]) -> Queues:
 
 @st.composite
 def groups(draw, topics: int, members: int, queues: int) -> tuple[Queues, Subscribers, Owners]:
-    """Topics, who subscribes to them, and who has which queue: also members that are gone, and nobody."""
+    """Return topics, their subscribers, and the owner of each queue: owners may be gone, and queues may have none."""
     names = [f"t{number}" for number in range(draw(st.integers(1, topics)))]
     people = [f"m{number}" for number in range(draw(st.integers(1, members)))]
     by_topic = make_queues({name: draw(st.integers(1, queues)) for name in names})
@@ -51,7 +51,7 @@ def uneven(counts: Counter[str], members: list[str]) -> int:
 
 
 def moved(after: Owners, present: Owners) -> int:
-    """Queues that somebody has and must give away. One that nobody has goes to somebody in every plan."""
+    """Return the queues that an owner must give away. A queue without an owner is assigned in every plan."""
     return sum(after[queue] != member for queue, member in present.items())
 
 
@@ -60,8 +60,10 @@ def squares(totals: Counter[str]) -> int:
 
 
 def best_of_all_plans(queues: Queues, subscribers: Subscribers, present: Owners) -> tuple[int, int]:
-    """The least (sum of squares, moves) of the plans that are balanced in each topic: of each choice of the members
-    with one queue more. A choice's moves are the queues that do not fit into their holders' shares."""
+    """Return the least (sum of squares, moves) of the plans that are balanced in each topic.
+
+    A plan chooses the members that have one queue more. Its moves are the queues beyond their holders' shares.
+    """
     choices = []
     for name, some in queues.items():
         size, over = divmod(len(some), len(subscribers[name]))
@@ -87,14 +89,14 @@ def judge(after: Owners, subscribers: Subscribers, present: Owners) -> tuple[int
 
 @settings(max_examples=examples(600), deadline=None, derandomize=True)
 @given(groups(topics=3, members=4, queues=6))
-def test_no_plan_that_is_as_even_moves_fewer_queues(group):
+def test_no_equally_even_plan_moves_fewer_queues(group):
     queues, subscribers, present = group
     after = owners(allocate_sticky(queues, subscribers, present, {}))
     assert judge(after, subscribers, present) == best_of_all_plans(queues, subscribers, present)
 
 
-def test_the_count_of_all_plans_is_right_where_each_single_assignment_is_tried():
-    """The brute force above counts shares; here every queue is tried at every subscriber."""
+def test_the_count_of_all_plans_equals_trying_each_single_assignment():
+    """`best_of_all_plans` counts shares; this test assigns every queue to every subscriber."""
     chance = random.Random(7)
     for _ in range(60):
         queues = make_queues({"t0": chance.randint(1, 4), "t1": chance.randint(1, 3)})
@@ -138,7 +140,7 @@ def test_totals_are_at_least_as_even_as_averagely(group):
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=6, members=8, queues=20))
-def test_totals_differ_by_one_at_most_where_all_subscribe_to_the_same(group):
+def test_totals_differ_by_one_at_most_if_all_members_subscribe_to_the_same_topics(group):
     queues, _, present = group
     everyone = ["m0", "m1", "m2", "m3", "m4"]
     after = Counter(owners(allocate_sticky(queues, dict.fromkeys(queues, everyone), present, {})).values())
@@ -147,8 +149,8 @@ def test_totals_differ_by_one_at_most_where_all_subscribe_to_the_same(group):
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(groups(topics=5, members=6, queues=12), st.randoms(use_true_random=False))
-def test_while_a_plan_is_carried_out_the_next_one_is_the_same(group, chance: random.Random):
-    """At any point of a hand-over: some queues have arrived, some are with nobody, some are still with their holder."""
+def test_the_plan_does_not_change_while_it_is_carried_out(group, chance: random.Random):
+    """At any point of a handover: some queues have arrived, some have no owner, some are still with their holder."""
     queues, subscribers, present = group
     plan = owners(allocate_sticky(queues, subscribers, present, {}))
     now = dict(present)
@@ -173,8 +175,8 @@ def test_the_order_of_topics_queues_and_members_does_not_matter(group, chance: r
 
 
 @pytest.mark.parametrize("members", [3, 10, 40])
-def test_one_topic_moves_as_few_queues_as_a_join_and_a_death_must(members):
-    """The least there is: what the new one's share holds, and what the dead one had."""
+def test_a_join_and_a_death_move_the_minimum_number_of_queues(members):
+    """The minimum is the new member's share, and the queues of the dead member."""
     queues = make_queues({"orders": members * 7 + 3})
     people = [f"m{number:02}" for number in range(members)]
     before = owners(allocate_sticky(queues, {"orders": people}, {}, {}))

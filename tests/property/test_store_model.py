@@ -1,5 +1,7 @@
-"""The store beside a model of it: a list per queue. Append, repeat, fetch, delete, let messages age, stop, kill, cut
-the power or the log: the two agree."""
+"""The store compared with a model of it, a list per queue.
+
+Rules append, repeat, fetch, delete, let messages age, stop, kill, cut the power or the log. Store and model must agree.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,14 @@ QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]
 TAGS = [None, "red", "blue"]
 
 DETECTED = ("size", "magic", "physical offset", "body size", "body", "topic size")
-"""Parts of a record whose damage recovery or a reader finds out for sure."""
+"""Parts of a record whose damage recovery or a reader surely finds."""
 
 queues = st.sampled_from(QUEUES)
 tags = st.sampled_from(TAGS)
 
 
 class Stored(NamedTuple):
-    """A message of the model; its queue offset is its index in the list."""
+    """A message of the model. Its queue offset is its index in the list."""
 
     body: bytes
     tag: str | None
@@ -58,8 +60,10 @@ def physical_offsets(batch: EncodedBatch, result: AppendResult) -> list[int]:
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
-    """Nothing leaves the model by its age: a message is expected to be readable if its record is behind the log's first
-    byte, and its offset to be taken for ever."""
+    """Old messages stay in the model.
+
+    The store must return a message if its record is after the log's first byte. The store must never reuse an offset.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +103,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.plug.__exit__(None, None, None)
 
     def go_on_with(self, prepare: Callable[[Path], None]) -> None:
-        """Leave the directory to what has it open, and open the one that `prepare` makes."""
+        """Leave the directory to the process that has it open, and open the directory that `prepare` makes."""
         old = self.root.parent
         self.generation += 1
         prepare(self.root)
@@ -140,8 +144,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.model[queue] += [Stored(body, tag, offset) for body, offset in offsets]
             self.last_batch[queue] = batch, before[queue]
 
-    # What a rule may do depends on what the store's threads have written: a precondition that says so would have
-    # Hypothesis see other rules in a repeat of an example. Such a rule does nothing instead.
+    # What a rule may do depends on what the store's threads have written. With a precondition, Hypothesis would see
+    # other rules when it repeats an example. So such a rule does nothing instead.
     @rule(queue=queues)
     def send_again(self, queue: tuple[str, int]) -> None:
         if queue not in self.last_batch:
@@ -167,7 +171,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def age_passes(self) -> None:
-        """Old files of the log go, and no other message than those in them."""
+        """Delete old files of the log. Only the messages in these files disappear."""
         starts = self.store.log.starts
         before = self.store.status().min_physical_offset
         clean = self.store.cleaner
@@ -178,7 +182,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
-                del self.last_batch[queue]  # Its repeat is recognised only for as long as a snapshot tells of it.
+                del self.last_batch[queue]  # its repeat is recognised only while a snapshot contains it
 
     @rule(queue=queues, back=st.integers(1, 100))
     def fetch_what_is_gone(self, queue: tuple[str, int], back: int) -> None:
@@ -205,14 +209,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def kill_and_open(self) -> None:
-        """The directory as SIGKILL leaves it is opened; the process that was "killed" never writes to that one."""
+        """Open the directory as SIGKILL leaves it. The "killed" process never writes to the opened copy."""
         root = self.root
         self.go_on_with(lambda target: killed_copy(root, target) and None)
         assert self.store.status().cut_bytes == 0
 
     @rule()
     def lose_power_and_open(self) -> None:
-        """With SYNC_FLUSH all is there. With ASYNC_FLUSH the log ends somewhere: of all queues what was sent first."""
+        """With SYNC_FLUSH everything is stored. With ASYNC_FLUSH the log ends earlier: each queue keeps a prefix."""
         self.disk.lose_now()
         disk = self.disk
 
@@ -222,7 +226,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
         self.go_on_with(write)
         if self.store.status().holes:
-            # Bytes that were never flushed are missing before others that are on disk.
+            # unflushed bytes are missing before other bytes that are on disk
             assert not self.sync
             self.check_what_is_left()
             self.begin_anew()
@@ -230,7 +234,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.forget_what_is_behind_the_end()
 
     def check_what_is_left(self) -> None:
-        """Each message that can be read is the one of its offset."""
+        """Check that each readable message is the model's message at its offset."""
         for message in chain.from_iterable(self.model.values()):
             try:
                 record = self.store.queries.by_physical_offset(message.physical_offset)
@@ -240,7 +244,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert found.body == message.body
 
     def begin_anew(self) -> None:
-        """Go on with an empty store."""
+        """Continue with an empty store."""
         self.model = {queue: [] for queue in QUEUES}
         self.last_batch.clear()
         self.log_start = 0
@@ -248,11 +252,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def cut_the_log_and_open(self, share: float) -> None:
-        """All bytes of the log's end are damaged, from a record on: of each queue what was before it is left."""
+        """Damage all bytes from a record to the log's end: each queue keeps the messages before."""
         end = self.store.status().max_physical_offset
         self.store.close()
         file_bytes = self.changes["mapped_file_size_commit_log_bytes"]
-        # Recovery after a clean stop looks at the last file only, which may hold a deleted topic's records alone.
+        # Recovery after a clean stop reads the last file only, which may hold only records of a deleted topic.
         last = [offset for offset in self.offsets_left() if offset // file_bytes == (end - 1) // file_bytes]
         if last:
             offset = last[min(int(len(last) * share), len(last) - 1)]
@@ -266,7 +270,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate_the_log_and_open(self, share: float) -> None:
-        """Cut the log, as a replica does that has more than its master."""
+        """Truncate the log, as a replica does that has more than its master."""
         end = self.store.status().max_physical_offset
         offsets = [*self.offsets_left(), end]
         self.store.close()
@@ -279,8 +283,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), field=st.sampled_from(DETECTED), killed=st.booleans())
     def damage_one_record_and_mend_it(self, share: float, field: str, killed: bool) -> None:
-        """The disk changes a bit of one record while the store is closed. All other messages are read, and that one is
-        reported or right. With the bit as it was, everything is as before."""
+        """Change a bit of one record while the store is closed.
+
+        All other messages are read, and the damaged message is reported or right. With the bit restored, everything is
+        as before.
+        """
         offsets = self.offsets_left()
         if not offsets:
             return
@@ -304,12 +311,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def go_on_with_flipped(self, offset: int, field: str) -> None:
-        """Go on with a copy of the directory in which a bit differs; a power cut does not change it back."""
+        """Continue with a copy of the directory in which a bit differs. A power cut does not restore the bit."""
         root, file_size = self.root, self.changes["mapped_file_size_commit_log_bytes"]
         self.go_on_with(lambda target: flip(killed_copy(root, target), offset, field, file_size=file_size))
 
     def offsets_left(self) -> list[int]:
-        """The physical offsets of the messages that are left, in order."""
+        """Return the physical offsets of the remaining messages, in order."""
         return sorted(message.physical_offset for queue in QUEUES for message in self.readable(queue))
 
     def min_offset(self, queue: tuple[str, int]) -> int:
@@ -319,7 +326,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return self.model[queue][self.min_offset(queue) :]
 
     def forget_what_is_behind_the_end(self) -> None:
-        """The store holds a prefix of each queue, and it is a prefix of the log: take it over into the model."""
+        """Take the store's prefix of each queue over into the model, after checking that it is a prefix of the log."""
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
             end = self.store.queues.bounds(*queue).max_offset
@@ -330,9 +337,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def forget_repeats(self, damaged: int = -1) -> None:
-        """Expect no more that repeats are recognised of batches that a store without a usable snapshot may not know
-        (docs/design.md, "Repeats after damage"): those that are not in the last two files of the log. Of a damaged
-        record, the producer may be unreadable."""
+        """Stop expecting that the store recognises repeats which a store without a usable snapshot may miss.
+
+        docs/design.md, "Repeats after damage", names these batches: the batches outside of the last two files of the
+        log. The producer of a damaged record may be unreadable.
+        """
         known_from = min(self.store.log.starts[-2:], default=0)
         for queue, (batch, offset) in list(self.last_batch.items()):
             places = [message.physical_offset for message in self.model[queue][offset : offset + len(batch)]]
@@ -342,7 +351,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:
         if hasattr(self, "store"):
-            # A power cut may bring the oldest files back, never take more of them.
+            # A power cut may bring back the oldest files, but never removes more of them.
             log_start = self.store.status().min_physical_offset
             assert log_start <= self.log_start
             self.log_start = log_start
@@ -359,7 +368,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-# On a busy machine the examples take several minutes, and a time-out would pass for a failure of the last one.
+# On a busy machine the examples take several minutes, and a timeout would look like a failure of the last example.
 TestStoreAgainstModel.pytestmark = [pytest.mark.timeout(1800)]
 TestStoreAgainstModel.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)

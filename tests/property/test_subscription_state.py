@@ -1,10 +1,12 @@
-"""SubscriptionState against a simple model: a log per queue, a group that grants and revokes, the brokers' real
-rules for commits, an administrator who resets, and a program that polls, seeks, pauses and commits, or acknowledges
-each message, in any order. Answers come late.
+"""SubscriptionState compared with a simple model of stores, a group, brokers and a program.
 
-The laws: within a queue a poll returns exactly what comes next, in order; a paused or revoked queue returns nothing; no
-offset is committed that the program has not finished with, none beyond the position, and none goes back but by a seek
-or a reset; in the end every message was returned, but for those that a seek or a reset has left out.
+The model has a log per queue, a group that grants and revokes, the brokers' real rules for commits, and an
+administrator who resets. The program polls, seeks, pauses and commits, or acknowledges each message, in any order.
+Answers come late.
+
+The laws: A poll returns exactly the next messages of a queue, in order. A paused or revoked queue returns nothing. No
+offset is committed before the program has finished with it, or beyond the position. Committed offsets go back only by a
+seek or a reset. In the end every message was returned, unless a seek or a reset skipped it.
 """
 
 from __future__ import annotations
@@ -49,14 +51,16 @@ class Model:
         self.generation = 1
         self.granted: set[MessageQueue] = set()
         self.end = dict.fromkeys(NAMES, 0)
-        self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}  # by tags
+        # selected by tags
+        self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}
         self.table, self.owners = OffsetTable(), Owners()
-        self.place: dict[MessageQueue, int] = {}  # what the program must get next, of each queue it holds
-        self.finished: dict[MessageQueue, int] = {}  # how far it has finished
-        self.out: dict[MessageQueue, int] = {}  # up to where the last poll returned
+        # the next offset that the program must get, of each queue that it holds
+        self.place: dict[MessageQueue, int] = {}
+        self.finished: dict[MessageQueue, int] = {}  # the offset up to which the program has finished
+        self.out: dict[MessageQueue, int] = {}  # the end of the last poll
         self.unacknowledged: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        self.version: dict[MessageQueue, int] = {}  # of the last reset it has heard of
-        self.allowed: set[MessageQueue] = set()  # may go back, by a seek
+        self.version: dict[MessageQueue, int] = {}  # of the last reset that the program has seen
+        self.allowed: set[MessageQueue] = set()  # offsets that may go back, by a seek
         self.reads: list[tuple[MessageQueue, int, int]] = []
         self.commits: list[tuple[dict[MessageQueue, OffsetCommit], CommitAnswer]] = []
 
@@ -92,7 +96,7 @@ class Model:
         self.allowed.discard(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """The program need not finish what it has of a queue."""
+        """Let the program drop its unfinished messages of a queue."""
         self.out.pop(queue, None)
         self.unacknowledged[queue].clear()
 
@@ -144,7 +148,7 @@ class Model:
         self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
 
     def look(self) -> None:
-        """The answer to a wait for all queues that are read in place; one may have moved on meanwhile."""
+        """Answer a wait for all queues that are read in place. A queue may have moved on since the request."""
         waits = self.core.waits()
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
@@ -153,7 +157,7 @@ class Model:
                 self.core.read_by_fetches(queue)
 
     def read(self) -> None:
-        """Read mapped files, in one or two parts; the position may be moved meanwhile."""
+        """Read mapped files, in one or two parts. The position may move during the read."""
         turn = self.core.next_unread(self.chance.choice([1, 3, 500]))
         if turn is None:
             assert not self.core.has_unread
@@ -169,7 +173,7 @@ class Model:
         self.core.fetched(queue, request.queue_offset, *found)
 
     def check_tables(self) -> None:
-        """The tables that are kept up to date say what a look at every queue says."""
+        """Check that the incremental tables equal the state of every queue."""
         core, queues = self.core, self.core._queues
         assert set(core._buffered) == {queue for queue, one in queues.items() if one.buffered}
         assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
@@ -214,14 +218,14 @@ class Model:
             self.follow(part.queue)
 
     def follow(self, queue: MessageQueue) -> None:
-        """The program has finished with what lies before its first message that is not acknowledged."""
+        """Note that the program has finished with the messages before its first unacknowledged message."""
         left = self.unacknowledged[queue]
         self.finished[queue] = min(left, default=self.place[queue])
         if not left:
             self.out.pop(queue, None)
 
     def acknowledge(self) -> None:
-        """Acknowledge some messages, perhaps of a queue that is lost."""
+        """Acknowledge some messages, perhaps of a lost queue."""
         for queue, left in self.unacknowledged.items():
             some = set(self.chance.sample(sorted(left), self.chance.randint(0, len(left))))
             self.core.acknowledge({queue: some})
@@ -237,7 +241,7 @@ class Model:
         self.place[queue] = self.out[queue] = offsets[-1] + 1
 
     def held(self) -> frozenset[MessageQueue]:
-        """The queues whose start is known."""
+        """Return the queues whose start is known."""
         return frozenset(queue for queue, assigned in self.core._queues.items() if assigned.started)
 
     def any_held(self) -> MessageQueue | None:
@@ -276,7 +280,7 @@ class Model:
     # The brokers
 
     def commit(self) -> None:
-        """One commit at a time is under way."""
+        """Commit, with at most one commit in flight."""
         if not self.commits:
             commits = self.core.uncommitted()
             self.commits.append((commits, self.broker(commits)))
@@ -304,7 +308,7 @@ class Model:
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
-        """Follow the resets that the program is told of."""
+        """Follow the resets in a broker's answer."""
         for queue, at in answer.reset.items():
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:
@@ -344,7 +348,7 @@ class Model:
         self.check_tables()
 
     def settle(self) -> None:
-        """Nothing is paused, revoked or reset any more: what is left comes, and is committed."""
+        """End pauses, revocations and resets: the remaining messages arrive and are committed."""
         self.trouble = False
         self.granted = set(NAMES)
         self.generation += 1
@@ -375,7 +379,7 @@ class Model:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_polls_return_what_comes_next_and_nothing_is_committed_that_is_not_finished(block):
+def test_polls_return_the_next_messages_and_only_finished_messages_are_committed(block):
     for seed in range(block * 100, (block + 1) * 100):
         try:
             model = Model(seed)

@@ -1,4 +1,4 @@
-"""A table's rows by columns are the messages that its rows are one by one, and the same rows are refused."""
+"""Reading a table's rows by columns gives the same messages as reading row by row, and refuses the same rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
-    """The table's rows as messages, and the error of the first that is not legal."""
+    """Return the table's rows as messages, and the error of the first illegal row."""
     messages: list[Message] = []
     for row, values in enumerate(table.to_pylist()):
         pairs = values.get("properties") or []
@@ -83,7 +83,7 @@ def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
 @settings(max_examples=examples(150))
 @given(tables())
 @example(pa.table({"body": [b"a", b"b"], "keys": pa.array([None, ""])}))
-def test_rows_by_columns_are_the_rows_one_by_one(table: pa.Table) -> None:
+def test_rows_read_by_columns_equal_rows_read_one_by_one(table: pa.Table) -> None:
     rows = TableRows("t", table)
     expected, refusal = one_by_one(table)
     if refusal:
@@ -111,7 +111,7 @@ def test_rows_by_columns_are_the_rows_one_by_one(table: pa.Table) -> None:
 
 
 @given(tables(), st.data())
-def test_parts_of_columns_are_the_messages_of_those_rows(table: pa.Table, data: st.DataObject) -> None:
+def test_slices_of_columns_equal_the_messages_of_their_rows(table: pa.Table, data: st.DataObject) -> None:
     rows = TableRows("t", table)
     expected, refusal = one_by_one(table)
     if refusal:
@@ -126,7 +126,7 @@ def test_parts_of_columns_are_the_messages_of_those_rows(table: pa.Table, data: 
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)))
-def test_hashes_of_texts_are_those_of_each(texts: list[str]) -> None:
+def test_hashes_of_many_texts_equal_the_hash_of_each(texts: list[str]) -> None:
     column = ByteColumn.of([text.encode() for text in texts])
     assert java_hashes(column).tolist() == [java_hash(text) for text in texts]
     half = len(texts) // 2

@@ -46,7 +46,7 @@ def test_room_made_later_is_the_room_that_the_encoder_would_have_left(count, bor
     assert with_ipv6_store_host(left) is left
 
 
-def test_what_is_no_batch_is_refused():
+def test_a_batch_with_wrong_sizes_is_refused():
     batch = encoded(BODIES[:3])
     batch.sizes[1] += 1
     with pytest.raises(MessageIllegalError):

@@ -1,4 +1,4 @@
-"""Pages of a topic against a list of its messages: whatever the bounds, pages together are the whole, each once."""
+"""Pages of a topic compared with a list of its messages: for any bounds, the pages together have each message once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ QUEUES = [MessageQueue("orders", name, id_) for name, id_ in (("a", 0), ("a", 1)
 
 
 class Topic:
-    """Messages of queues, by their times; a queue holds those from its first offset on. Some offsets have none."""
+    """Messages of queues, by their times. A queue holds the messages from its first offset on; some offsets have
+    none."""
 
     def __init__(self, times: list[list[int]], firsts: list[int], gaps: set[int], per_fetch: int) -> None:
         self.firsts = dict(zip(QUEUES, firsts, strict=True))
@@ -84,7 +85,7 @@ topics = st.builds(
 @given(
     topic=topics, newest_first=st.booleans(), limit=st.integers(1, 50), most=st.integers(1, 60), every=st.integers(1, 4)
 )
-def test_pages_are_the_whole_topic_in_order_and_each_message_once(
+def test_pages_have_the_whole_topic_in_order_and_each_message_once(
     topic: Topic, newest_first: bool, limit: int, most: int, every: int
 ) -> None:
     seen: list[Any] = []
@@ -125,7 +126,9 @@ def test_pages_are_the_whole_topic_in_order_and_each_message_once(
 
 
 @given(topic=topics, newest_first=st.booleans(), steps=st.integers(0, 5))
-def test_a_page_without_time_says_so_and_its_cursor_goes_on(topic: Topic, newest_first: bool, steps: int) -> None:
+def test_a_page_cut_off_by_its_deadline_says_so_and_its_cursor_continues(
+    topic: Topic, newest_first: bool, steps: int
+) -> None:
     left = iter([True] * steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(browse, "read_fetched", topic.decode)
@@ -144,11 +147,11 @@ def test_a_page_without_time_says_so_and_its_cursor_goes_on(topic: Topic, newest
 
 
 @given(st.lists(st.builds(Span, st.sampled_from(QUEUES), st.integers(0, 2**62), st.integers(0, 2**62))), st.booleans())
-def test_a_cursor_is_read_as_it_was_written(spans: list[Span], newest_first: bool) -> None:
+def test_a_decoded_cursor_equals_the_encoded_one(spans: list[Span], newest_first: bool) -> None:
     assert read_cursor("orders", write_cursor(spans, newest_first=newest_first)) == (spans, newest_first)
 
 
 @pytest.mark.parametrize("text", ["", "%", "AAAA", "W10", "WzEsW1sxXV1d", "\u00e4"])
-def test_any_other_text_is_refused(text: str) -> None:
+def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="no cursor"):
         read_cursor("orders", text)

@@ -1,4 +1,4 @@
-"""Delayed messages that wait, against a list of all of them and of what was delivered."""
+"""Waiting delayed messages, compared with a list of all delayed messages and of the delivered ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = [(SCHEDULE_TOPIC, 2), (TIMER_TOPIC, 5), (TIMER_TOPIC, TIMER_RECALL_QUE
 
 
 class Queues:
-    """Delay queues in memory; a read ends where a file of 7 units does."""
+    """Delay queues in memory. A read ends at the end of a file of 7 units."""
 
     def __init__(self, times: list[list[int]], done: list[int]) -> None:
         self.times = {SOURCES[0]: sorted(times[0]), SOURCES[1]: times[1], SOURCES[2]: times[2]}
@@ -57,7 +57,7 @@ times = st.lists(st.integers(-2 * _HOUR_MS, 30 * _HOUR_MS), max_size=30)
     st.integers(0, 30),
     st.integers(1, 40),
 )
-def test_what_waits_is_counted_and_the_first_are_listed(queues, begin_h, hours, limit):
+def test_waiting_messages_are_counted_and_the_first_are_listed(queues, begin_h, hours, limit):
     begin_ms, end_ms = begin_h * _HOUR_MS, (begin_h + hours) * _HOUR_MS
     answer = waiting(queues, NOW_MS + begin_ms, NOW_MS + end_ms, limit)
     left = [(queues.times[source][at], source, at) for source in SOURCES[:2] for at in queues.left(source)]

@@ -33,7 +33,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Rows:
-    """Messages, and the arguments that both encoders take beside them."""
+    """Messages, and the further arguments of both encoders."""
 
     messages: list[Message]
     ids: Sequence[str]
@@ -76,7 +76,7 @@ def rows(draw: st.DrawFn) -> Rows:
 
 
 def text_of(message: Message) -> bytes:
-    """A message's own properties as on disk."""
+    """Return a message's own properties as stored on disk."""
     pairs = list(message.properties.items())
     pairs += [("TAGS", message.tags)] if message.tags else []
     pairs += [("KEYS", " ".join(message.keys))] if message.keys else []
@@ -84,11 +84,11 @@ def text_of(message: Message) -> bytes:
 
 
 def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> EncodedBatch:
-    """The rows encoded from columns of a type, or from lists."""
+    """Encode the rows from columns of a type, or from lists."""
     bodies: Any = [message.body for message in made.messages]
     texts: Any = [text_of(message) for message in made.messages]
     if kind is not None:
-        # A slice of a longer column, so that offsets do not begin at 0.
+        # a slice of a longer column, so that offsets do not begin at 0
         bodies = pa.array([b"before", *bodies, b"behind"], kind).slice(1, len(bodies))
         texts = pa.array([b"before", *texts, b""], kind).slice(1, len(texts))
     flags = np.array([message.flag for message in made.messages], np.int32)
@@ -107,7 +107,7 @@ def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> 
 
 @settings(max_examples=examples(150))
 @given(rows(), st.sampled_from([None, pa.binary(), pa.large_binary(), pa.binary_view()]))
-def test_columns_and_messages_become_the_same_batch(made: Rows, kind: pa.DataType | None) -> None:
+def test_columns_and_messages_are_encoded_alike(made: Rows, kind: pa.DataType | None) -> None:
     expected = encode_batch(made.messages, made.queue_id, message_ids=made.ids, **made.options)
     batch = columns_of(made, kind, expected)
     assert bytes(batch.records) == expected.records
@@ -118,7 +118,7 @@ def test_columns_and_messages_become_the_same_batch(made: Rows, kind: pa.DataTyp
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        # The store fills in the property CRC.
+        # the store fills in the property CRC
         sealed = made.options["append_prop_crc"]
         assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 
@@ -141,7 +141,7 @@ def encode(bodies: Any, **named: Any) -> EncodedBatch:
     return encode_columns("t", 0, bodies, born_host=("::1", 1), born_timestamp_ms=1, message_ids=ids, **named)
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_illegal_columns_are_refused() -> None:
     with pytest.raises(MessageIllegalError, match="0 messages with 0 ids"):
         encode([])
     with pytest.raises(MessageIllegalError, match="2 messages with 1 ids"):

@@ -1,4 +1,4 @@
-"""A filter's two evaluations agree: one message after the other, and the records' bytes of many at once."""
+"""A filter's two evaluations agree: one message after another, and the bytes of many records at once."""
 
 from __future__ import annotations
 
@@ -146,7 +146,9 @@ def test_properties_are_found_as_they_are_decoded(texts: list[bytes], behind: by
 
 @settings(max_examples=examples(50))
 @given(expressions, messages, st.integers(0, 3))
-def test_records_match_as_their_messages_do(text: str, properties: list[dict[str, str]], damaged: int) -> None:
+def test_a_filter_selects_records_as_it_selects_their_messages(
+    text: str, properties: list[dict[str, str]], damaged: int
+) -> None:
     expression = compiled(text)
     if expression is None:
         return
@@ -161,6 +163,6 @@ def test_records_match_as_their_messages_do(text: str, properties: list[dict[str
     data = bytearray(batch.records)
     expected = [expression.matches(one) for one in properties]
     if damaged < len(properties):
-        data[int(starts[damaged]) + 4] ^= 0xFF  # no record's magic
+        data[int(starts[damaged]) + 4] ^= 0xFF  # not the magic of a record
         expected[damaged] = True
     assert matching(bytes(data), starts.astype(np.int64), expression).tolist() == expected

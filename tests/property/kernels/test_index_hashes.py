@@ -1,4 +1,4 @@
-"""Hashes of ranges of unique ids, and the proof that records have them, against each record read on its own.
+"""Hashes of ranges of unique ids, and the proof that records have these ids, compared with reading each record alone.
 
 300 random batches; RAYMQ_SOAK=1 makes 15,000, RAYMQ_INDEX_SEED repeats one.
 """
@@ -28,7 +28,7 @@ STEM = "7F00000112340123456701234567"
 
 @pytest.mark.parametrize("first", [0, 9, 65_000])
 @pytest.mark.parametrize(("topic", "stem"), [("T", STEM), ("%RETRY%g", ""), ("é", "ü")])
-def test_hashes_of_a_range_are_those_of_its_ids(first: int, topic: str, stem: str) -> None:
+def test_hashes_of_an_id_range_equal_the_hashes_of_its_ids(first: int, topic: str, stem: str) -> None:
     ids = IdRange(stem, first, 1000)
     others = IdRange(stem, 3, 2), IdRange(stem[::-1], 65_535, 4)
     ranges = (ids, *others)
@@ -36,13 +36,13 @@ def test_hashes_of_a_range_are_those_of_its_ids(first: int, topic: str, stem: st
     assert id_range_hashes(topic, ranges).tolist() == expected
 
 
-def test_hashes_of_all_counters_are_those_of_the_ids() -> None:
+def test_hashes_of_all_counters_equal_the_hashes_of_their_ids() -> None:
     ids = IdRange(STEM, 0, 1 << 16)
     assert id_range_hashes("T", [ids]).tolist() == [index_key_hash("T", one) for one in ids]
 
 
 def random_batch(dice: random.Random, stem: str) -> tuple[EncodedBatch, IdRange]:
-    """A batch, and the ids that it claims to have: mostly its own."""
+    """Return a batch, and the ids that it claims to have, which are usually its own."""
     tags = dice.choice(([None], ["a"], ["a", "b", "cc"]))
     keys: list[tuple[str, ...]] = [()] if dice.random() < 0.7 else [(), ("k",)]
     messages = [
@@ -65,7 +65,7 @@ def random_batch(dice: random.Random, stem: str) -> tuple[EncodedBatch, IdRange]
     return batch, claimed
 
 
-def test_ids_are_believed_only_if_the_records_have_them_and_no_other_key() -> None:
+def test_claimed_ids_are_accepted_only_if_the_records_have_them_and_no_other_key() -> None:
     believed = believed_together = 0
     for seed in [int(ONE_SEED)] if ONE_SEED else range(ROUNDS):
         dice = random.Random(seed)
@@ -79,7 +79,7 @@ def test_ids_are_believed_only_if_the_records_have_them_and_no_other_key() -> No
         try:
             views = [dispatch_view(records, start) for start in starts]
         except RaymqError:
-            continue  # the flag made another record of it
+            continue  # the flag turned it into another kind of record
         has_them = all(
             view.keys == [one] and not view.sys_flag & SYS_FLAG_TRANSACTION_ROLLBACK
             for view, one in zip(views, (one for claimed in claims for one in claimed), strict=True)

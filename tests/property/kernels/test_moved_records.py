@@ -1,4 +1,4 @@
-"""Records moved together are those that are moved one by one.
+"""Moving records together gives the same records as moving them one by one.
 
 300 random chunks; RAYMQ_SOAK=1 makes 15,000, RAYMQ_MOVED_SEED repeats one.
 """
@@ -55,7 +55,7 @@ def random_records(dice: random.Random) -> list[bytes]:
 
 
 def harm(dice: random.Random, record: bytes) -> bytes:
-    """The record with one thing wrong in it, which the parsers may not even see."""
+    """Return the record with one fault, which the parsers may not even detect."""
     names = (b"REAL_TOPIC\x01", b"REAL_QID\x01", b"TIMER_DELIVER_MS\x01", b"\x02UNIQ_KEY")
     data, name = bytearray(record), dice.choice(names)
     at = data.find(name)
@@ -74,13 +74,13 @@ def moved_singly(record: bytes, producer: ProducerSequence) -> MovedRecord | Non
         waiting = read_waiting(record)
         topic, queue_id = waiting.real_topic, waiting.real_queue_id
         data = move_record(waiting, topic, queue_id, producer=producer, store_host_ipv6=False)
-    except (RaymqError, ValueError, struct.error):  # the last one for a queue id that does not fit
+    except (RaymqError, ValueError, struct.error):  # struct.error: a queue id that does not fit
         return None
     return MovedRecord(topic, queue_id, data, tags_code(waiting.tags))
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_records_moved_together_are_those_moved_singly(part: int) -> None:
+def test_moving_records_together_equals_moving_them_singly(part: int) -> None:
     together = 0
     for seed in [int(ONE_SEED)] if ONE_SEED else range(part * ROUNDS // 2, (part + 1) * ROUNDS // 2):
         dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Properties read by shapes are those that each record has on its own, whatever the texts.
+"""Reading properties by shapes gives the same properties as reading each record alone, whatever the texts.
 
 400 random blocks; RAYMQ_SOAK=1 makes 20,000, RAYMQ_SHAPES_SEED repeats one.
 """
@@ -91,7 +91,7 @@ def test_shapes_hold_the_properties_of_each_record(part: int) -> None:
     assert taken > ROUNDS // 8 or ONE_SEED
 
 
-def test_a_number_of_19_digits_is_none_and_one_of_18_is_one() -> None:
+def test_a_text_of_18_digits_is_a_number_and_one_of_19_is_not() -> None:
     for digits, expected in ((18, [10**17, 10**17 + 1]), (19, None)):
         texts = [b"n\x01" + b"%d" % (10 ** (digits - 1) + row) for row in range(2)]
         shapes = shapes_of(texts)
@@ -102,7 +102,7 @@ def test_a_number_of_19_digits_is_none_and_one_of_18_is_one() -> None:
         assert (None if numbers is None else numbers.tolist()) == expected
 
 
-def test_there_are_no_shapes_where_records_share_none_or_have_a_property_twice() -> None:
+def test_records_without_a_common_shape_or_with_a_repeated_property_have_no_shapes() -> None:
     assert shapes_of([b"n%d\x01v\x02" % row for row in range(9)]) is None
     assert shapes_of([b"n\x01v\x02n\x01w\x02"] * 100) is None
     assert shapes_of([b"n\x01" + b"v" * 3000]) is None

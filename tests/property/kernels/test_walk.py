@@ -1,4 +1,4 @@
-"""The walk over records finds what hopping from one to the next finds, whatever the sizes and the damage.
+"""The walk over records finds the same records as hopping from one to the next, for any sizes and any damage.
 
 450 random logs; RAYMQ_SOAK=1 makes 15,000, RAYMQ_WALK_SEED repeats one.
 """
@@ -19,7 +19,7 @@ ROUNDS = 5000 if os.environ.get("RAYMQ_SOAK") == "1" else 150
 
 
 def hop(data: bytes, position: int, limit: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """The slow and obvious walk."""
+    """Walk slowly and simply, record by record."""
     starts = []
     while position < limit and position <= len(data) - MIN_RECORD_SIZE:
         size, magic = struct.unpack_from(">ii", data, position)
@@ -33,7 +33,7 @@ def hop(data: bytes, position: int, limit: int, *, any_magic: bool) -> tuple[lis
 
 
 def sizes_of(dice: random.Random) -> list[int]:
-    """The sizes of a run of records: all alike, repeating, or of any size."""
+    """Return the sizes of a run of records: all equal, repeating, or random."""
     count = dice.choice((1, 5, 40, 300, 3000, 20_000))
     pattern = [
         dice.randrange(MIN_RECORD_SIZE, MIN_RECORD_SIZE + 60) for _ in range(dice.choice((1, 1, 2, 3, 8, 9, 40)))
@@ -44,7 +44,7 @@ def sizes_of(dice: random.Random) -> list[int]:
 
 
 def random_log(dice: random.Random) -> bytearray:
-    """Records of some runs, mostly with one magic, and damage."""
+    """Return several runs of records, mostly with one magic, and damage."""
     sizes = [size for _ in range(dice.choice((1, 2, 5))) for size in sizes_of(dice)]
     magic = dice.choice((MAGIC_V1, MAGIC_V2))
     log, starts = bytearray(sum(sizes)), []
@@ -66,7 +66,7 @@ def random_log(dice: random.Random) -> bytearray:
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_the_walk_is_the_hops(part: int) -> None:
+def test_the_walk_finds_the_same_records_as_hopping(part: int) -> None:
     for seed in [int(ONE_SEED)] if ONE_SEED else range(part * ROUNDS, (part + 1) * ROUNDS):
         dice = random.Random(seed)
         data = bytes(random_log(dice))
@@ -79,8 +79,8 @@ def test_the_walk_is_the_hops(part: int) -> None:
             assert (walked.starts.tolist(), walked.end) == (starts, end), f"seed {seed}; RAYMQ_WALK_SEED repeats it"
 
 
-def test_the_walk_goes_on_behind_another_magic() -> None:
-    """Records of both magics may take turns within a run of equal sizes."""
+def test_the_walk_continues_after_a_record_with_another_magic() -> None:
+    """Records of both magics may alternate within a run of equal sizes."""
     head = {magic: struct.pack(">ii", 100, magic).ljust(100, b"\0") for magic in (MAGIC_V1, MAGIC_V2)}
     data = head[MAGIC_V1] * 2000 + head[MAGIC_V2] * 2000
     assert walk_records(data).starts.tolist() == list(range(0, 400_000, 100))

@@ -1,6 +1,6 @@
-"""Leases of simple consumers under random receives, settlements, clocks and failovers, beside a plain model of a queue.
+"""Leases of simple consumers under random receives, settlements, clocks and failovers, compared with a simple model.
 
-The model knows each offset by itself: settled, or until when it is invisible and how often it was handed out.
+The model has for each offset: whether it is settled, until when it is invisible, and how often it was delivered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUEUES = 2
 
 @dataclass
 class Known:
-    """One offset: `attempts` times handed out, the last time by `receipt`, invisible until `visible_ms`."""
+    """One offset: delivered `attempts` times, last with `receipt`, invisible until `visible_ms`."""
 
     attempts: int = 0
     visible_ms: int = 0
@@ -41,7 +41,7 @@ class Known:
 
 @dataclass
 class Held:
-    """A lease as its consumer knows it."""
+    """A lease from its consumer's view."""
 
     given: LeasedRange
     offsets: list[int] = field(default_factory=list)
@@ -110,7 +110,7 @@ class PopModel(RuleBasedStateMachine):
                 known.visible_ms = given.pop_ms + given.invisible_ms
                 known.receipt = given.start, given.pop_ms
             self.held.append(Held(given, offsets))
-        # Until somebody receives, messages that are gone count as handed out.
+        # Until the next receive, deleted messages count as delivered.
         if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
             assert got == min(most, there)
         if self.ordered:
@@ -118,7 +118,7 @@ class PopModel(RuleBasedStateMachine):
         assert got >= min(wanted, most), "messages that are free are handed out"
 
     def check_order(self, ranges: tuple[LeasedRange, ...]) -> None:
-        """In order mode nothing is handed out before a message ahead of it."""
+        """Check that order mode delivers no message before an earlier one."""
         for q, known in self.queues.items():
             offsets = [offset for given in ranges if given.queue_id == q for offset in offsets_of(given)]
             if offsets:
@@ -134,7 +134,7 @@ class PopModel(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=data(), whole=booleans())
     def ack(self, data: data, whole: bool) -> None:  # type: ignore[valid-type]  # hypothesis' own name
-        """Acknowledge some messages of a lease, perhaps again, perhaps late."""
+        """Acknowledge some messages of a lease, perhaps twice, perhaps late."""
         part, chosen, held = self.choose(data, whole)
         settled = decide_ack(self.state.pop, self.committed, GROUP, [part])
         if settled.change is not None:
@@ -173,9 +173,9 @@ class PopModel(RuleBasedStateMachine):
         self.held.append(Held(given, mine))
 
     def of_lease(self, held: Held, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """The chosen offsets that a receipt still holds: those whose messages are there, and all of them.
+        """Return the chosen offsets that a receipt still holds: those whose messages exist, and all.
 
-        What retention deleted stays in its lease until somebody receives from the queue.
+        A message that retention deleted stays in its lease until the next receive from the queue.
         """
         known = self.queues[held.given.queue_id]
         key = held.given.start, held.given.pop_ms
@@ -205,7 +205,7 @@ class PopModel(RuleBasedStateMachine):
 
     @rule(data=data())
     def failover(self, data: data) -> None:  # type: ignore[valid-type]  # as above
-        """Another broker reads a snapshot and the records behind it, or behind an earlier position."""
+        """Let another broker read a snapshot and the records after it, or after an earlier position."""
         files, position = self.snapshots[-1]
         state, read_position = load_snapshot(files.get, parse_fastjson)
         assert read_position == position
@@ -218,7 +218,7 @@ class PopModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """The committed offset is not behind what is settled from the start on, and not ahead of what is open."""
+        """Check that the committed offset covers the settled prefix, and passes no open offset."""
         for q, known in self.queues.items():
             first_open = next((i for i, one in enumerate(known) if one.open), len(known))
             assert self.committed(TOPIC, q) <= first_open

@@ -1,5 +1,4 @@
-"""A producer's batches are, byte for byte, those of raymq.records.format.encode, however few or many messages they
-have."""
+"""A producer's batches equal, byte for byte, the batches of raymq.records.format.encode, for any number of messages."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def message(
 
 
 def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compression, BatchEncoder, QueueSends]:
-    """A compression, an encoder with it, and a queue that was sent to before or was not."""
+    """Return a compression, an encoder with it, and a queue that may have been sent to before."""
     compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
     sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
     sends.next_sequence = chance.choice([0, 8, 95, 10**9])

@@ -1,10 +1,10 @@
-"""A producer over brokers that fail at random: nothing is lost, nothing is twice, order holds where it was asked for.
+"""A producer over brokers that fail at random: nothing is lost or doubled, and order holds where required.
 
-Each seed draws what every attempt at every broker does: store and answer, store and lose the answer, refuse, not be
-there, be slow. Some runs change the master of a broker group in the middle. The laws:
+Each seed draws the result of every attempt at every broker: store and answer, store and lose the answer, refuse, be
+away, or be slow. Some runs change the master of a broker group in the middle. The laws:
 
-- every send ends, and one that was acknowledged is where its result says, once in all brokers together;
-- an error other than "unknown" means that nothing of the message is stored, anywhere; "unknown" is at most once;
+- every send ends, and an acknowledged message is where its result says, once in all brokers together;
+- an error other than "unknown" means that the message is stored nowhere; after "unknown" it is stored at most once;
 - messages of one key are in one queue in the order sent, and a batch is in one queue in order;
 - a queue's sequences only grow (the fake store checks it), and without refusals they have no gaps.
 """
@@ -79,7 +79,7 @@ class Run:
         self.batches: list[list[Future[SendResult]]] = []
 
     def step(self):
-        """The outcome of one attempt."""
+        """Return the outcome of one attempt."""
         if self.chance.random() < 0.4:
             return None
         if self.refusing and self.chance.random() < 0.5:
@@ -107,7 +107,7 @@ class Run:
             futures = handed_over(
                 self.producer, [Message("orders", body) for body in bodies], {"sharding_key": key}, timeout_s
             )
-        except SystemBusyError as error:  # no room in so short a time
+        except SystemBusyError as error:  # no room within the short timeout
             futures = [Future() for _ in bodies]
             for future in futures:
                 future.set_exception(error)
@@ -129,7 +129,7 @@ def make():
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
-def test_nothing_is_lost_nothing_is_twice_and_order_holds(make, start):
+def test_nothing_is_lost_or_doubled_and_order_holds(make, start):
     for seed in range(start, start + 50):
         print("seed", seed)
         run = Run(seed, make)
@@ -168,7 +168,7 @@ def check(run: Run) -> None:
 
 
 def check_sequences(run: Run) -> None:
-    """Each sequence of a queue was given to one message only; there are no gaps where nothing was refused."""
+    """Check that each sequence of a queue has one message. Without a refusal, sequences have no gaps."""
     owners: dict[tuple[str, int, int], str] = {}
     for name, store in run.stores.items():
         for batches in (*store.attempts, *run.replicas[name].attempts):

@@ -1,5 +1,7 @@
-"""Attempts of one write against a model: whatever is interleaved, lost, refused, killed and repeated, in the end each
-row is stored once, and in its order in each queue."""
+"""Attempts of one write compared with a model: each row is stored once, and in order in each queue.
+
+Attempts are interleaved, lost, refused, killed and repeated.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def random_table(chance: random.Random, count: int) -> pa.Table:
 
 
 class Attempts:
-    """Attempts of one write of `table` as epoch `epoch`, each in a thread, over stores that fail as `chance` says."""
+    """Attempts of one write of `table` as epoch `epoch`, each in a thread, over stores that fail as `chance`
+    decides."""
 
     def __init__(self, chance: random.Random, writers: Writers, table: pa.Table, epoch: int) -> None:
         self.chance, self.writers, self.table, self.epoch = chance, writers, table, epoch
@@ -57,7 +60,7 @@ class Attempts:
         return thread
 
     def run(self, chance: random.Random) -> None:
-        """One attempt. It may be killed after any table."""
+        """Run one attempt, which may be killed after any table."""
         try:
             self.write(chance, kill_share=0.3)
         except (KilledError, RaymqError):
@@ -81,7 +84,7 @@ class Attempts:
 
 
 def fault(chance: random.Random) -> object:
-    """A step of a store's script."""
+    """Return a step of a store's script."""
     lost = RequestTimeoutError("append", 1.0)
     return chance.choice(
         [
@@ -102,7 +105,7 @@ def small_blocks(monkeypatch):
 
 
 def expected(writers: Writers, table: pa.Table) -> dict[tuple[str, str, int], list[bytes]]:
-    """The bodies that each queue must have, in their order: what one undisturbed attempt stores."""
+    """Return the bodies of each queue in order, as one undisturbed attempt stores them."""
     stores = [DedupStore(name) for name in writers.stores]
     alone = Writers(writers.route, *stores)
     with alone.make("write/0", 0, now_ms=NOW_MS, first_queue=1) as writer:
@@ -138,7 +141,7 @@ def test_each_row_is_stored_once_and_in_order(seeds):
                 store.script = []
             assert not attempts.unexpected
             assert attempts.write(chance, kill_share=0.0) == table.num_rows
-            assert attempts.write(chance, kill_share=0.0) == table.num_rows  # a replay of what is stored adds nothing
+            assert attempts.write(chance, kill_share=0.0) == table.num_rows  # a replay of stored rows adds nothing
             for queue, bodies in expected(writers, table).items():
                 before[queue] = [*before.get(queue, []), *bodies]
             assert contents(writers) == before

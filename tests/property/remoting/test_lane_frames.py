@@ -1,4 +1,4 @@
-"""Laws of lanes for any bytes: what one side writes the other reads, and what nobody writes hurts nobody."""
+"""Laws of lanes for any bytes: one side reads what the other writes, and bytes that no client writes harm nobody."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_damaged_header_on_tcp_is_noticed(data, bit):
         unpack_header(header, 0, checked=True)
 
 
-# A server and bytes that no client sends
+# A server, and bytes that no client sends
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def remote(request):
 
 
 def raw(server: LaneServer, *, remote: bool) -> socket.socket:
-    """A connection without a handshake."""
+    """Open a connection without a handshake."""
     stream = socket.socket(socket.AF_INET if remote else socket.AF_UNIX)
     stream.settimeout(WAIT_S)
     stream.connect((server.address.host, server.address.port) if remote else server.address.name)
@@ -298,7 +298,7 @@ def test_garbage_ends_at_most_its_own_connection(server, data, authenticated):
     eventually(lambda: not server.connections, "all of them are gone")
 
 
-def test_a_handshake_that_was_heard_before_opens_nothing(server, remote):
+def test_a_replayed_handshake_is_refused(server, remote):
     with raw(server, remote=remote) as first:
         hello = first.recv(handshake.HELLO_BYTES)
         reply = handshake.make_reply(server.address.secret, hello)

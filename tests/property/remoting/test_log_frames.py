@@ -1,4 +1,4 @@
-"""Laws of the log's frames for any bytes: what one side writes the other reads, and nothing else is read."""
+"""Laws of the log's frames for any bytes: one side reads what the other writes, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_read_log_is_read_as_it_was_written(request_):
 
 
 @given(LONG, HEADS, st.binary(max_size=200))
-def test_a_chunk_passes_through_its_carrier_as_it_came(epoch, head, data):
+def test_a_carrier_does_not_change_a_chunk(epoch, head, data):
     answer = encode_chunk_head(head) + data
     assert decode_chunk(memoryview(answer)) == (head, data)
     assert decode_append_log(memoryview(encode_append_log(epoch) + answer)) == (epoch, head, data)
@@ -79,7 +79,7 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_sent(request_,
 
 @given(st.binary(max_size=120))
 @settings(max_examples=examples(300))
-def test_any_bytes_are_read_or_refused(data):
+def test_any_bytes_are_decoded_or_refused(data):
     for decode, refusal in DECODERS:
         try:
             decode(memoryview(data))

@@ -1,6 +1,6 @@
-"""One changed bit of a queue id, a queue offset or a topic costs the one message, which is reported.
+"""One changed bit of a queue id, queue offset or topic loses only that message, and recovery reports it.
 
-Random logs of several queues and topics, after a clean stop or a crash, with the queues' units or without. 24 of them;
+Random logs of several queues and topics, after a clean stop or a crash, with or without the queues' units. 24 logs;
 RAYMQ_SOAK=1 makes 2,000. RAYMQ_PLACES_SEED repeats one.
 """
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 SEEDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 24
 ONE_SEED = os.environ.get("RAYMQ_PLACES_SEED")
-# Two topics and four queue ids differ in one bit from each other.
+# the two topics and the four queue ids differ in one bit from each other
 QUEUES = [("orders", 0), ("orders", 1), ("orders", 2), ("orders", 3), ("orderr", 0), ("pays", 1)]
 Sent = dict[tuple[str, int], list[bytes]]
 
@@ -54,7 +54,8 @@ def directory() -> Iterator[Path]:
 
 
 def written_store(dice: random.Random, root: Path, *, stopped: bool) -> tuple[Path, Sent]:
-    """A store with messages in all queues, in turns or in random batches; returns its directory and the bodies."""
+    """Write a store with messages in all queues, in turns or in random batches. Returns its directory and the
+    bodies."""
     store = open_store(root / "original")
     sent: Sent = {key: [] for key in QUEUES}
     takes_turns = dice.random() < 0.5
@@ -84,7 +85,7 @@ def records_of(root: Path) -> list[Record]:
 
 
 def change_bit(dice: random.Random, record: Record) -> str:
-    """Flip a bit of one of the fields that no checksum covers; mostly one of a low bit. Returns what was done."""
+    """Flip a bit, usually a low one, of a field that no checksum covers. Returns a description."""
     data, topic = bytearray(record.path.read_bytes()), record.view.topic.encode()
     field = dice.choice(("queue id", "queue offset", "topic"))
     if field == "topic":
@@ -100,7 +101,7 @@ def change_bit(dice: random.Random, record: Record) -> str:
 
 
 def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
-    """The ends of what the store knows of producers in queues: their next sequences, and the offsets behind them."""
+    """Return the store's end of each producer in each queue: the next sequence, and the offset after it."""
     ends = set()
     for row in store._parts.dedup.rows():
         first, following, queue_offset = row.ranges[-1]
@@ -109,14 +110,14 @@ def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
 
 
 def check_one(seed: int, root: Path) -> bool:
-    """True if the place of the changed record was found; False if it was one of two that may be the changed one."""
+    """Return True if recovery found the changed record; False if two records may be the changed one."""
     dice = random.Random(seed)
     stopped, has_units = dice.random() < 0.4, dice.random() < 0.6
     root, sent = written_store(dice, root, stopped=stopped)
     records = records_of(root)
     record = dice.choice(records[:-1])
     if not (stopped or has_units):
-        # Without units nothing tells the place of a queue's last record.
+        # without units nothing shows the place of a queue's last record
         record = dice.choice([one for one in records if one.view.queue_offset < len(sent[one.key]) - 1])
         shutil.rmtree(root / "consumequeue")
     if stopped and dice.random() < 0.7:
@@ -137,7 +138,7 @@ def check_one(seed: int, root: Path) -> bool:
                 expected[record.view.queue_offset] = None
             found = placed_bodies(store, *key)
             if found != expected:
-                # Only a neighbour that may as well be the changed record, and only if no unit tells.
+                # only a neighbour that may equally be the changed record, and only if no unit decides
                 wrong = [index for index in range(len(bodies)) if found[index] != expected[index]]
                 assert not stopped, text
                 assert not has_units, text
@@ -146,7 +147,7 @@ def check_one(seed: int, root: Path) -> bool:
                 was_sure = False
         assert not (was_sure and holes), text
         if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
-            # Damage may have made the snapshot useless, and then recovery knows only those of the newest files.
+            # Damage may make the snapshot useless; recovery then has only the producers of the newest files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
         assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(
@@ -174,8 +175,10 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
     assert sum(sure) > len(sure) // 2 or ONE_SEED
 
 
-def test_so_it_is_with_small_blocks_and_surveys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the log is outside of what is read around a record that does not fit."""
+def test_every_other_message_is_read_at_its_own_offset_with_small_blocks(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the log is outside of the blocks that are read around a misplaced record."""
     monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)

@@ -1,4 +1,4 @@
-"""An append of one message in few steps, and the way of all appends: the same bytes, results and errors.
+"""The fast path for an append of one message, and the general path: equal bytes, results and errors.
 
 40 random stores of 60 messages each; RAYMQ_SOAK=1 makes 2000, RAYMQ_LONE_SEED repeats one.
 """
@@ -36,7 +36,7 @@ BODY_MAX = 9000
 
 
 def random_message(dice: random.Random) -> EncodedBatch:
-    """A batch of one message: mostly a plain one, else one that needs more or that is refused."""
+    """Return a batch of one message: usually a plain one, else one that needs more work or is refused."""
     plain = dice.random() < 0.6
     size = dice.choice((1, 100, 3000)) if plain else dice.choice((1, BODY_MAX, BODY_MAX + 1, LOG_FILE_BYTES))
     topic = "orders" if plain else dice.choice(("orders", SCHEDULE_TOPIC))
@@ -57,7 +57,7 @@ def random_message(dice: random.Random) -> EncodedBatch:
 
 
 def damaged(dice: random.Random, batch: EncodedBatch) -> EncodedBatch:
-    """The batch with something about it that is not what it should be, or that is rare."""
+    """Return the batch with a wrong or rare property."""
     records = bytearray(batch.records)
     what = dice.randrange(6)
     if what == 0:
@@ -77,7 +77,7 @@ def damaged(dice: random.Random, batch: EncodedBatch) -> EncodedBatch:
 
 
 def outcome(store: MessageStore, batch: EncodedBatch) -> object:
-    """The results of appending `batch`, or the error that was raised, as values to be compared."""
+    """Return the results of appending `batch`, or the error that was raised, as comparable values."""
     try:
         return store.append([batch])
     except RaymqError as error:
@@ -85,13 +85,13 @@ def outcome(store: MessageStore, batch: EncodedBatch) -> object:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """The bytes of the log and of the queues, by file."""
+    """Return the bytes of the log and of the queues, by file."""
     paths = (path for kind in ("commitlog", "consumequeue") for path in (root / kind).rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 def check_one_history(seed: int, directory: Path) -> int:
-    """Append the same random messages to two stores, one of which knows no short way; returns how many went it."""
+    """Append the same random messages to two stores, only one with the fast path. Returns how many took that path."""
     dice = random.Random(seed)
     settings = dice.choice(SETTINGS)
     now_ms = 1_700_000_000_000
@@ -115,7 +115,8 @@ def check_one_history(seed: int, directory: Path) -> int:
                 assert short._appender.last_record_offset == general._appender.last_record_offset, hint
         ends = [{queue.key: queue.next_offset for queue in store._parts.queues} for store in (short, general)]
         assert ends[0] == ends[1], f"seed {seed}; RAYMQ_LONE_SEED repeats it"
-        if "transient_store_pool_enable" not in settings:  # with a pool, a thread lets consumers see them
+        # with a pool, a thread makes the messages visible to consumers
+        if "transient_store_pool_enable" not in settings:
             seen = [{queue.key: queue.visible_offset for queue in store._parts.queues} for store in (short, general)]
             assert seen == ends, f"seed {seed}; RAYMQ_LONE_SEED repeats it"
         assert short._parts.dedup.rows() == general._parts.dedup.rows()
@@ -123,7 +124,7 @@ def check_one_history(seed: int, directory: Path) -> int:
     return sum(1 for call in written.mock_calls if call)
 
 
-def test_one_message_is_stored_alike_by_the_short_and_the_general_way(tmp_path: Path) -> None:
+def test_the_fast_and_the_general_path_store_one_message_alike(tmp_path: Path) -> None:
     tried = 0
     for seed in [int(ONE_SEED)] if ONE_SEED else range(ROUNDS):
         tried += check_one_history(seed, tmp_path / str(seed))

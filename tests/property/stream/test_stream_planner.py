@@ -1,4 +1,4 @@
-"""The plan of a streaming query's batches, under whatever happens to the queues between two of them."""
+"""The plan of a streaming query's batches, for any changes of the queues between two batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ steps = st.lists(
 
 
 class Topics:
-    """The queues of some topics: `held` are the bounds of those that exist, `hidden` those that do not answer."""
+    """The queues of some topics. `held`: the bounds of existing queues. `hidden`: queues that do not answer."""
 
     def __init__(self, first: int) -> None:
         self.held: dict[MessageQueue, tuple[int, int]] = dict.fromkeys(QUEUES[:first], (0, 0))
@@ -59,7 +59,7 @@ class Topics:
 
 
 def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQueue, list[int]]) -> int:
-    """Read a batch, as a driver does that has nothing but the texts of the offsets; returns its number of offsets."""
+    """Read a batch as a driver does that has only the texts of the offsets. Returns the batch's number of offsets."""
     again = StreamOffsets.from_json(end.to_json())
     assert again == end
     before = StreamOffsets.from_json(previous.to_json()) if previous is not None else None
@@ -79,7 +79,7 @@ def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQ
 def test_every_offset_is_read_once_and_in_order_or_reported_lost(
     first: int, limits: BatchLimits, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Queues grow, lose old messages, come new, and do not answer; a batch that changes nothing is not made."""
+    """Queues grow, lose old messages, appear, and do not answer. No batch is made if nothing changed."""
     topics, previous = Topics(first), None
     seen: dict[MessageQueue, list[int]] = defaultdict(list)
     lost: dict[MessageQueue, list[int]] = defaultdict(list)
@@ -113,7 +113,7 @@ def test_every_offset_is_read_once_and_in_order_or_reported_lost(
         assert seen[queue] == sorted(seen[queue])
         begin = min([*seen[queue], *lost[queue], high])
         assert sorted(seen[queue] + lost[queue]) == list(range(begin, high))
-        # A queue that was new to the query begins with the first message that it held at the time.
+        # a queue that was new to the query begins with its first message at that time
         assert begin <= low or begin == high
 
 
@@ -134,7 +134,7 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
         plan_batch(previous, bounds, BatchLimits())
     [loss] = plan.lost
     assert plan.offsets is not None
-    # As RocketMQ's consumers: from the first message held, also of a queue that began anew, else from the end.
+    # As for RocketMQ's consumers: from the first present message, also in a queue that began anew, else from the end.
     begin = low if position < low or low == 0 else high
     assert (loss.start_offset, loss.end_offset) == ((position, low) if position < low else (high, position))
     assert plan.offsets.starts == {queue: begin}
@@ -144,7 +144,7 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
 
 
 @given(starts=st.dictionaries(st.sampled_from(QUEUES), st.sampled_from([EARLIEST, LATEST, 5])), later=st.integers(1, 9))
-def test_the_first_batch_fixes_where_every_queue_begins(starts: dict[MessageQueue, int], later: int) -> None:
+def test_the_first_batch_fixes_the_start_offset_of_every_queue(starts: dict[MessageQueue, int], later: int) -> None:
     bounds = {queue: QueueBounds(3, 8, 0) for queue in QUEUES[:4]}
     first = plan_batch(None, bounds, BatchLimits(max_offsets=1), starts=starts).offsets
     assert first is not None
@@ -176,7 +176,9 @@ def test_a_fixed_end_is_reached_and_never_passed(until: dict[MessageQueue, int],
 
 
 @given(available=st.integers(0, 20), min_offsets=st.integers(1, 20), patient=st.booleans())
-def test_a_small_batch_waits_as_long_as_the_query_is_patient(available: int, min_offsets: int, patient: bool) -> None:
+def test_a_batch_below_the_minimum_size_waits_until_the_querys_limit(
+    available: int, min_offsets: int, patient: bool
+) -> None:
     bounds = {QUEUES[0]: QueueBounds(0, available, 0)}
     plan = plan_batch(StreamOffsets({QUEUES[0]: 0}), bounds, BatchLimits(min_offsets=min_offsets), patient=patient)
     assert (plan.offsets is not None) == (available > 0 and (available >= min_offsets or not patient))

@@ -41,7 +41,7 @@ def test_tags_code_hashes_the_whole_text_of_several_tags() -> None:
         ["", "after an empty key"],
     ],
 )
-def test_hashes_of_many_index_keys_are_those_of_each(keys: list[str]) -> None:
+def test_hashes_of_many_index_keys_equal_the_hash_of_each(keys: list[str]) -> None:
     assert index_key_hashes("TopicTest", keys).tolist() == [index_key_hash("TopicTest", key) for key in keys]
 
 
