@@ -22,7 +22,7 @@ from raymq.client.consumer.assignment.offset_committer import CommitThreads
 from raymq.client.consumer.rebalance_client import RebalanceClient
 from raymq.client.producer.observers import SendSpans, SendTrace
 from raymq.client.producer.producer import Producer
-from raymq.client.producer.senders.sender import in_sender
+from raymq.client.producer.senders.sender_context import in_sender
 from raymq.client.producer.settings import ProducerOptions, ProducerSettings
 from raymq.common import identity
 from raymq.common.closing import Closing, direct, in_forked_child

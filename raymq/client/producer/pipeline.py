@@ -66,7 +66,8 @@ from raymq.client.producer.senders.latency_fault import BrokerFaults
 from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_bytes, with_more
 from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
 from raymq.client.producer.senders.send_state import closed_error
-from raymq.client.producer.senders.sender import Pauses, Sender, SenderContext, in_sender
+from raymq.client.producer.senders.sender import Sender
+from raymq.client.producer.senders.sender_context import Pauses, SenderContext, in_sender
 from raymq.client.producer.settings import ProducerSettings
 from raymq.client.producer.single_sends import SingleSends
 from raymq.common.errors import MessageIllegalError, RaymqError

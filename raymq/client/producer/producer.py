@@ -35,7 +35,7 @@ from raymq.client.producer.pipeline import SendPipeline
 from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.producer.results import SendResults
 from raymq.client.producer.senders.encoder import ProducerIdentity
-from raymq.client.producer.senders.sender import Pauses, in_sender
+from raymq.client.producer.senders.sender_context import Pauses, in_sender
 from raymq.client.producer.settings import ProducerSettings
 from raymq.common.closing import Closing, direct
 from raymq.common.errors import ClientStateError, RequestTimeoutError, SendUnknownError

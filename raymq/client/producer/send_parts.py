@@ -10,7 +10,8 @@ from raymq.client.producer.completion import SendFuture
 from raymq.client.producer.senders import send_batch as limits
 from raymq.client.producer.senders.message_facts import by_stored_queue, cost_bytes
 from raymq.client.producer.senders.send_batch import SendBatch, SendRequest
-from raymq.client.producer.senders.sender import Sender, Target
+from raymq.client.producer.senders.sender import Sender
+from raymq.client.producer.senders.sender_context import Target
 from raymq.common.message import Message, MessageQueue
 from raymq.records.kernels.message_columns import MessageColumns
 

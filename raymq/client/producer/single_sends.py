@@ -22,7 +22,8 @@ from raymq.client.producer.queue_selector import (
 )
 from raymq.client.producer.senders.message_facts import OVERHEAD_BYTES, cost_bytes
 from raymq.client.producer.senders.send_batch import QueueSends, SendBatch, SingleSend
-from raymq.client.producer.senders.sender import Sender, SenderContext
+from raymq.client.producer.senders.sender import Sender
+from raymq.client.producer.senders.sender_context import SenderContext
 from raymq.common.errors import RaymqError
 from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, MessageQueue, SendResult, SystemMessage
 from raymq.common.parallel import aside

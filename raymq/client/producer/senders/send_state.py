@@ -10,8 +10,9 @@ gives up its messages. The sender (raymq.client.producer.senders.sender) calls t
               └─────refused──────┘
 
 A *flight* holds messages of one queue that are encoded together. A queue has one flight at a time, so its messages keep
-their order. An *attempt* is one request with the flights of several queues. raymq.client.producer.senders.retry_policy
-decides if an error is a refusal, or leaves the outcome unknown. TRANSITIONS lists the stage that follows from each.
+their order. An *attempt* is one request with the flights of several queues. SendQueues has the queues and the attempts.
+raymq.client.producer.senders.retry_policy decides if an error is a refusal, or leaves the outcome unknown. TRANSITIONS
+lists the stage that follows from each.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from msgspec import Struct
 from raymq.client.producer.results import Outcome
 from raymq.client.producer.senders import send_batch
 from raymq.client.producer.senders.retry_policy import another_broker_helps, given_up, may_be_stored
-from raymq.client.producer.senders.send_batch import SEALED, Flight, QueueSends, SendBatch, SingleSend, Stage
+from raymq.client.producer.senders.send_batch import SEALED, Flight, QueueSends, SendBatch, Stage
+from raymq.client.producer.senders.send_queues import SendAttempt, SendQueues
 from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,
@@ -34,7 +36,7 @@ from raymq.common.errors import (
     SendUnknownError,
     ServiceNotAvailableError,
 )
-from raymq.common.message import MessageQueue, SendStatus
+from raymq.common.message import SendStatus
 from raymq.common.protocol.store import AppendResult
 
 
@@ -76,28 +78,6 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
 """The next stage, for each possible pair of stage and event."""
 
 
-class SendAttempt(Struct, eq=False):
-    """Flights that are sent in one request. `error`: the failure of the previous attempt, if there was one."""
-
-    flights: list[Flight]
-    error: RaymqError | None = None
-
-    @property
-    def again(self) -> bool:
-        """True if an earlier attempt has sent the flights: the same bytes are sent again."""
-        return self.flights[0].stage is not Stage.IN_FLIGHT
-
-    @property
-    def topic(self) -> str:
-        """The topic whose route leads to the master."""
-        return self.flights[0].topic
-
-    @property
-    def deadline_s(self) -> float:
-        """The earliest deadline of the attempt's messages."""
-        return min([flight.deadline_s for flight in self.flights])
-
-
 class SendDecision(Struct, eq=False):
     """The consequences of an event, for the sender to carry out.
 
@@ -115,103 +95,18 @@ class SendDecision(Struct, eq=False):
     pause: bool = False
 
 
-class SendState:
-    """The messages of one producer for one broker group that have not ended.
+class SendState(SendQueues):
+    """The messages of one producer for one broker group that have not ended, and the decisions about them.
 
     `settle_status`: send stored messages again until their status is SEND_OK (retry_when_not_store_ok).
     """
 
     def __init__(self, broker_name: str, *, settle_status: bool) -> None:
+        super().__init__()
         self._settle_status = settle_status
-        self._queues: dict[MessageQueue, QueueSends] = {}
-        self._waiting: dict[QueueSends, None] = {}
-        """The queues with waiting batches and no flight. The next request begins with the first of these queues."""
-        self._attempts: deque[SendAttempt] = deque()
-        """Attempts to make before waiting messages are taken."""
-        self._under_way = 0
         self.last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
 
-    # Questions
-
-    def sends(self, queue: MessageQueue) -> QueueSends:
-        """Return the QueueSends of a queue, which is made at the first call."""
-        sends = self._queues.get(queue)
-        if sends is None:
-            sends = self._queues[queue] = QueueSends(queue)
-        return sends
-
-    @property
-    def idle(self) -> bool:
-        """True if no message waits or is in flight."""
-        return not (self._waiting or self._attempts or self._under_way)
-
-    @property
-    def empty(self) -> bool:
-        """True if all messages have ended."""
-        return self.idle and not any(sends.waiting or sends.busy for sends in self._queues.values())
-
-    @property
-    def has_work(self) -> bool:
-        """True if an attempt can be made."""
-        return bool(self._waiting or self._attempts)
-
-    def may_overtake(self, sends: QueueSends) -> bool:
-        """Return True if a caller may send a message to the queue itself: no message of the queue waits or is in
-        flight, and no attempt waits to be sent again."""
-        return not (sends.busy or sends.waiting or self._attempts)
-
-    def next_attempt(self) -> SendAttempt | None:
-        """Return the attempt to make next; None if waiting messages are next (`oldest`), or if there is no work."""
-        return self._attempts.popleft() if self._attempts else None
-
-    def oldest(self) -> SendBatch | None:
-        """Return the batch with which the next request begins; None if no batch waits."""
-        sends = next(iter(self._waiting), None)
-        return None if sends is None else sends.waiting[0]
-
     # Before an attempt
-
-    def put(self, batch: SendBatch) -> None:
-        """Append a batch to the waiting batches of its queue. No message joins the batch before it from now on."""
-        sends = batch.sends
-        if sends.waiting:
-            sends.waiting[-1].limit_bytes = SEALED
-        sends.waiting.append(batch)
-        if not sends.busy:
-            self._waiting.setdefault(sends)
-
-    def begin(self, sends: QueueSends) -> None:
-        """Mark a queue as busy, before its next flight is sent. Other messages of the queue wait until `release`."""
-        sends.busy = True
-        self._under_way += 1
-        self._waiting.pop(sends, None)
-
-    def begin_single(self, single: SingleSend) -> bool:
-        """Mark the queue of a single message as busy. Returns False if any message waits or is in flight."""
-        if self._waiting or self._attempts or self._under_way:
-            return False
-        single.sends.busy = True
-        self._under_way = 1
-        single.begun = True  # no signal handler runs between these three statements
-        return True
-
-    def release_single(self, single: SingleSend) -> None:
-        """Undo `begin_single`. A second call changes nothing."""
-        sends = single.sends
-        if single.begun:
-            sends.busy = False
-            self._under_way -= 1
-            single.begun = False  # no signal handler runs between these three statements
-        if sends.waiting and not sends.busy:
-            self._waiting.setdefault(sends)
-
-    def release(self, sends: QueueSends) -> None:
-        """Mark a queue as no longer busy."""
-        if sends.busy:
-            sends.busy = False
-            self._under_way -= 1
-            if sends.waiting:
-                self._waiting.setdefault(sends)
 
     def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], SendDecision]:
         """Take the batches of the next request out of all queues, up to the limits. The batches are sealed, and their
@@ -432,16 +327,6 @@ class SendState:
             self._put_first(batches)
         else:
             decision.ended += [(batch, error) for batch in batches]
-
-    def _put_first(self, batches: Sequence[SendBatch]) -> None:
-        """Put batches, in their order, before all waiting batches of their queues."""
-        for batch in reversed(batches):
-            if batch.sends.waiting:
-                batch.limit_bytes = SEALED
-            batch.stage = Stage.QUEUED
-            batch.sends.waiting.appendleft(batch)
-            if not batch.sends.busy:
-                self._waiting.setdefault(batch.sends)
 
     def _end_expired_waiting(self, sends: QueueSends, now_s: float, error: RaymqError, decision: SendDecision) -> None:
         if sends.failure is not None:

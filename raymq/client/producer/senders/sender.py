@@ -15,19 +15,14 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from raymq.client.producer.buffer_pool import BufferPool, end_all
+from raymq.client.producer.buffer_pool import end_all
 from raymq.client.producer.completion import Completion
-from raymq.client.producer.observers import SendObserver
-from raymq.client.producer.open_batches import OpenBatches
 from raymq.client.producer.results import Acknowledged, Outcome, offset_message_id
-from raymq.client.producer.senders.encoder import BatchEncoder
-from raymq.client.producer.senders.latency_fault import BrokerFaults
 from raymq.client.producer.senders.send_batch import Flight, QueueSends, SendBatch, SingleSend, Stage
-from raymq.client.producer.senders.send_state import SendAttempt, SendDecision, SendState, closed_error
+from raymq.client.producer.senders.send_queues import SendAttempt
+from raymq.client.producer.senders.send_state import SendDecision, SendState, closed_error
+from raymq.client.producer.senders.sender_context import SenderContext, Target, mark_sender_thread
 from raymq.common.errors import QuotaExceededError, RaymqError, ServiceNotAvailableError, SystemBusyError
 from raymq.common.message import SendResult, SendStatus
 from raymq.common.parallel import aside
@@ -35,61 +30,10 @@ from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 from raymq.records.format.message_id import IdRange
 from raymq.records.kernels.message_columns import MessageColumns
-from raymq.remoting.master_locator import MasterLocator, RouteSource
+from raymq.remoting.master_locator import MasterLocator
 from raymq.remoting.storage_client import StorageClient, StorageDescription
 
 logger = logging.getLogger(__name__)
-
-
-class Pauses(Protocol):
-    """The pauses between attempts (raymq.common.retry.Backoff)."""
-
-    def next(self) -> float: ...
-
-    def reset(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SenderContext:
-    """The parts of a producer that all its senders share.
-
-    `lock` guards the senders' states, the buffer pool and the open batches. `move(batch, broker_name)` gives a batch to
-    the sender of another broker than `broker_name`; it returns False if no other broker can take the batch. `clock`
-    returns monotonic time in seconds.
-    """
-
-    lock: threading.Lock
-    clock: Callable[[], float]
-    pauses: Callable[[], Pauses]
-    routes: RouteSource
-    storage: Callable[[str], StorageClient]
-    encoder: BatchEncoder
-    buffer: BufferPool
-    open_batches: OpenBatches
-    faults: BrokerFaults
-    move: Callable[[SendBatch, str], bool]
-    attempt_timeout_s: float
-    retry_when_not_store_ok: bool
-    max_message_size_bytes: int
-    observers: tuple[SendObserver, ...]
-
-
-class _InSender(threading.local):
-    """`active` is true in a sender's thread, and in no other thread."""
-
-    active = False
-
-
-_in_sender = _InSender()
-
-
-def in_sender() -> bool:
-    """Return True in a sender thread, which must never wait for itself. Callbacks of futures and hooks run there."""
-    return _in_sender.active
-
-
-Target = tuple[StorageClient, StorageDescription]
-"""The storage actor that leads the broker group, and its description."""
 
 
 class Sender:
@@ -314,7 +258,7 @@ class Sender:
     # The thread
 
     def _run(self) -> None:
-        _in_sender.active = True
+        mark_sender_thread()
         while self._await_work():
             try:
                 self._work()

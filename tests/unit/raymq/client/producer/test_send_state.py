@@ -10,7 +10,8 @@ import pytest
 
 from raymq.client.producer.completion import Completion
 from raymq.client.producer.senders.send_batch import Flight, SendBatch, Stage
-from raymq.client.producer.senders.send_state import TRANSITIONS, Event, SendAttempt, SendDecision, SendState
+from raymq.client.producer.senders.send_queues import SendAttempt
+from raymq.client.producer.senders.send_state import TRANSITIONS, Event, SendDecision, SendState
 from raymq.common.errors import (
     ClientStateError,
     MessageIllegalError,

@@ -1,0 +1,73 @@
+"""The parts of a producer that all its senders share, and the mark of their threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from raymq.client.producer.buffer_pool import BufferPool
+from raymq.client.producer.observers import SendObserver
+from raymq.client.producer.open_batches import OpenBatches
+from raymq.client.producer.senders.encoder import BatchEncoder
+from raymq.client.producer.senders.latency_fault import BrokerFaults
+from raymq.client.producer.senders.send_batch import SendBatch
+from raymq.remoting.master_locator import RouteSource
+from raymq.remoting.storage_client import StorageClient, StorageDescription
+
+
+class Pauses(Protocol):
+    """The pauses between attempts (raymq.common.retry.Backoff)."""
+
+    def next(self) -> float: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SenderContext:
+    """The parts of a producer that all its senders share.
+
+    `lock` guards the senders' states, the buffer pool and the open batches. `move(batch, broker_name)` gives a batch to
+    the sender of another broker than `broker_name`; it returns False if no other broker can take the batch. `clock`
+    returns monotonic time in seconds.
+    """
+
+    lock: threading.Lock
+    clock: Callable[[], float]
+    pauses: Callable[[], Pauses]
+    routes: RouteSource
+    storage: Callable[[str], StorageClient]
+    encoder: BatchEncoder
+    buffer: BufferPool
+    open_batches: OpenBatches
+    faults: BrokerFaults
+    move: Callable[[SendBatch, str], bool]
+    attempt_timeout_s: float
+    retry_when_not_store_ok: bool
+    max_message_size_bytes: int
+    observers: tuple[SendObserver, ...]
+
+
+class _InSender(threading.local):
+    """`active` is true in a sender's thread, and in no other thread."""
+
+    active = False
+
+
+_in_sender = _InSender()
+
+
+def mark_sender_thread() -> None:
+    """Mark this thread as a sender's thread."""
+    _in_sender.active = True
+
+
+def in_sender() -> bool:
+    """Return True in a sender thread, which must never wait for itself. Callbacks of futures and hooks run there."""
+    return _in_sender.active
+
+
+Target = tuple[StorageClient, StorageDescription]
+"""The storage actor that leads the broker group, and its description."""
