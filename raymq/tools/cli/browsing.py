@@ -14,9 +14,8 @@ from raymq.common.places import parse_queue
 from raymq.common.protocol.store import BROWSE_MAX_MESSAGES, BROWSE_MAX_SCANNED
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes
-from raymq.tools.cli.options import TIME, max_option, queue_option, topic_argument
+from raymq.tools.cli.options import TIME, max_option, number_option, queue_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table, iso, message_dict, message_line
 
 if TYPE_CHECKING:
@@ -33,13 +32,7 @@ if TYPE_CHECKING:
 @click.option("--tags", default="*", show_default=True, help='Only these tags, "paid || refunded".')
 @click.option("--contains", default="", help="Only messages with this text in the body.")
 @max_option("The most messages of a page.", NumberRange(1, BROWSE_MAX_MESSAGES), 50)
-@click.option(
-    "--max-scanned",
-    type=NumberType(NumberRange(1, BROWSE_MAX_SCANNED)),
-    default=10_000,
-    show_default=True,
-    help="The most records that the command reads.",
-)
+@number_option("--max-scanned", NumberRange(1, BROWSE_MAX_SCANNED), "The most records that the command reads.", 10_000)
 @click.option("--cursor", help="Continue after an earlier page, which ended with this cursor.")
 def browse(
     admin: Admin,

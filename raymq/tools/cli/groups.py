@@ -14,9 +14,8 @@ from raymq.common.places import parse_queue
 from raymq.common.protocol.group import RETRY_MAX_TIMES, RETRY_QUEUE_NUMS
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import group_argument, queue_option, topic_argument
+from raymq.tools.cli.options import group_argument, number_option, queue_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result, stats_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table, duration
 
 if TYPE_CHECKING:
@@ -160,15 +159,8 @@ def _forbidden(admin: Admin, group_name: str) -> CommandResult:
 
 @command(group, "update")
 @group_argument
-@click.option(
-    "--retry-max-times", type=NumberType(RETRY_MAX_TIMES), help="Retries of a message before it is a dead letter."
-)
-@click.option(
-    "--retry-queues",
-    "retry_queue_nums",
-    type=NumberType(RETRY_QUEUE_NUMS),
-    help="Queues of the retry topic, for each broker.",
-)
+@number_option("--retry-max-times", RETRY_MAX_TIMES, "Retries of a message before it is a dead letter.")
+@number_option("--retry-queues", RETRY_QUEUE_NUMS, "Queues of the retry topic per broker.", name="retry_queue_nums")
 @click.option("--consume/--no-consume", "consume_enable", default=None, help="Allow or forbid all consumption.")
 @click.option(
     "--broadcast/--no-broadcast",

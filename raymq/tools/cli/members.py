@@ -17,9 +17,8 @@ from raymq.common.names import retry_topic
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.groups import group
-from raymq.tools.cli.options import group_argument
+from raymq.tools.cli.options import group_argument, number_option
 from raymq.tools.cli.terminal.command import CommandResult, command, fields_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table, duration, iso
 
 if TYPE_CHECKING:
@@ -96,13 +95,7 @@ _QUEUE_COLUMNS: Final = (
 @group_argument
 @click.argument("member", required=False)
 @click.option("--stacks", is_flag=True, help="Also show the stacks of the threads of the members' processes.")
-@click.option(
-    "--timeout",
-    type=NumberType(NumberRange(0.1, 30.0)),
-    default=10.0,
-    show_default=True,
-    help="Seconds to wait for each member.",
-)
+@number_option("--timeout", NumberRange(0.1, 30.0), "Seconds to wait for each member.", 10.0)
 def group_running_info(
     admin: Admin, group_name: str, member: str | None, stacks: bool, timeout: float
 ) -> CommandResult:

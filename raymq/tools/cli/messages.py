@@ -23,13 +23,13 @@ from raymq.tools.cli.options import (
     consume_from,
     group_argument,
     max_option,
+    number_option,
     start_option,
     subscription,
     subscription_options,
     topic_argument,
 )
 from raymq.tools.cli.terminal.command import CommandResult, command, fields_result, rows_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table, message_dict, message_line, out, shown_body
 from raymq.tools.cli.terminal.progress import counting, steps
 
@@ -49,12 +49,7 @@ JOIN_S: Final = 15.0
 @click.option("--key", "keys", multiple=True, help="A business key; repeatable.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A user property; repeatable.")
 @click.option("--sharding-key", help="Messages of one sharding key go to one queue, in order.")
-@click.option(
-    "--delay-level",
-    type=NumberType(NumberRange(0, DELAY_LEVELS_MAX)),
-    default=0,
-    help="Delay the delivery: 1 is 1 s, 18 is 2 h.",
-)
+@number_option("--delay-level", NumberRange(0, DELAY_LEVELS_MAX), "Delay the delivery: 1 is 1 s, 18 is 2 h.", 0)
 @click.option(
     "--deliver-at", "due_ms", type=TIME, help="Deliver at this time: ISO 8601, or +30s, +5m, +2h, +1d from now on."
 )
@@ -122,7 +117,7 @@ def recall(client: Client, topic_name: str, handle: str) -> CommandResult:
 @topic_argument
 @subscription_options("consume")
 @max_option("Stop after this number of messages. Default: go on until ctrl-C.")
-@click.option("--timeout", type=NumberType(TIME_S), help="Stop after this number of seconds without a message.")
+@number_option("--timeout", TIME_S, "Stop after this number of seconds without a message.")
 @start_option
 def consume(
     client: Client,
@@ -236,16 +231,8 @@ def _table_of(found: Sequence[dict[str, Any]]) -> Table:
 @topic_argument
 @subscription_options("receive")
 @max_option("The most messages.", RECEIVE_MESSAGES, 32)
-@click.option(
-    "--invisible",
-    type=NumberType(INVISIBLE),
-    default=60.0,
-    show_default=True,
-    help="Seconds in which no other consumer receives the messages.",
-)
-@click.option(
-    "--wait", type=NumberType(TIME_S), default=5.0, show_default=True, help="Seconds to wait for the first message."
-)
+@number_option("--invisible", INVISIBLE, "Seconds in which no other consumer receives the messages.", 60.0)
+@number_option("--wait", TIME_S, "Seconds to wait for the first message.", 5.0)
 @click.option("--keep", is_flag=True, help="Do not acknowledge the messages: they are delivered again unless --ack.")
 @click.option(
     "--ack", "handles", multiple=True, metavar="HANDLE", help="Only acknowledge messages that --keep printed."

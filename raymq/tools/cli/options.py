@@ -44,9 +44,17 @@ class TimeType(click.ParamType[int]):
 TIME: Final = TimeType()
 
 
+def number_option(
+    option: str, bounds: NumberRange, text: str, default: float | None = None, *, name: str | None = None
+) -> Callable[[Any], Any]:
+    """Return an option whose value is a number within `bounds`. `text`: its help. `name`: the name of its argument."""
+    names = [option] if name is None else [option, name]
+    return click.option(*names, type=NumberType(bounds), default=default, show_default=True, help=text)
+
+
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
     """Return the option `--max`, whose value is the argument `limit`."""
-    return click.option("--max", "limit", type=NumberType(bounds), default=default, show_default=True, help=text)
+    return number_option("--max", bounds, text, default, name="limit")
 
 
 def subscription_options(verb: str) -> Callable[[Any], Any]:

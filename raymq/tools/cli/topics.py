@@ -11,9 +11,8 @@ from raymq.common.protocol.attributes import CLEANUP_POLICY, MESSAGE_TYPE, RESER
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, QUEUES
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import forget_name, remember_all_names, remember_name
-from raymq.tools.cli.options import topic_argument
+from raymq.tools.cli.options import number_option, topic_argument
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result, stats_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table
 
 if TYPE_CHECKING:
@@ -53,13 +52,7 @@ def topic() -> None:
 
 @command(topic, "create")
 @click.argument("topic_name", metavar="TOPIC")
-@click.option(
-    "--queues",
-    type=NumberType(QUEUES),
-    default=4,
-    show_default=True,
-    help="Number of queues in total, over all broker groups.",
-)
+@number_option("--queues", QUEUES, "Number of queues in total, over all broker groups.", 4)
 @type_option
 @click.option(
     "--queue-type",
@@ -126,7 +119,7 @@ def topic_describe(admin: Admin, topic_name: str) -> CommandResult:
 
 @command(topic, "update")
 @topic_argument
-@click.option("--queues", type=NumberType(QUEUES), help="Number of queues in total; never fewer than before.")
+@number_option("--queues", QUEUES, "Number of queues in total; never fewer than before.")
 @click.option("--perm", type=click.Choice(["R", "W", "RW"]), help="Allow reads (R), writes (W) or both.")
 @type_option
 @retention_option

@@ -15,9 +15,8 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import cli
 from raymq.tools.cli.known_names import completes, remember_all_names
-from raymq.tools.cli.options import broker_argument
+from raymq.tools.cli.options import broker_argument, number_option
 from raymq.tools.cli.terminal.command import CommandResult, command, rows_result
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import Table
 
 if TYPE_CHECKING:
@@ -103,20 +102,8 @@ def check() -> None:
 @command(check, "send")
 @click.option("--topic", "topic_name", help="A topic to send to. Default: raymq-check, which is created.")
 @click.option("--broker", shell_complete=completes("brokers"), help="Only this broker group. Default: all.")
-@click.option(
-    "--count",
-    type=NumberType(NumberRange(1, 10_000)),
-    default=20,
-    show_default=True,
-    help="Messages to each broker group.",
-)
-@click.option(
-    "--size",
-    type=NumberType(NumberRange(1, MAX_MESSAGE_SIZE_BYTES)),
-    default=128,
-    show_default=True,
-    help="Bytes of each body.",
-)
+@number_option("--count", NumberRange(1, 10_000), "Messages to each broker group.", 20)
+@number_option("--size", NumberRange(1, MAX_MESSAGE_SIZE_BYTES), "Bytes of each body.", 128)
 def check_send(
     client: Client, progress: ProgressCallback, topic_name: str | None, broker: str | None, count: int, size: int
 ) -> CommandResult:

@@ -14,8 +14,8 @@ import click
 from raymq.common.names import BROKER_GROUPS_MAX
 from raymq.common.numbers import NumberRange
 from raymq.tools.cli.entry import cli
+from raymq.tools.cli.options import number_option
 from raymq.tools.cli.terminal.command import CommandResult, command
-from raymq.tools.cli.terminal.number_type import NumberType
 
 
 @cli.group()
@@ -60,13 +60,7 @@ def k8s() -> None:
 
 
 @command(k8s)
-@click.option(
-    "--stores",
-    type=NumberType(NumberRange(1, BROKER_GROUPS_MAX)),
-    default=3,
-    show_default=True,
-    help="Number of stores, each a pod with a separate volume.",
-)
+@number_option("--stores", NumberRange(1, BROKER_GROUPS_MAX), "Number of stores, each a pod with a separate volume.", 3)
 @click.option("--size", default="200Gi", show_default=True, help="Size of each store's volume.")
 @click.option("--name", default="raymq", show_default=True, help="Name of the RayCluster.")
 @click.option("--image", default="raymq:0.1.0", show_default=True, help="Image of all pods, built by the Dockerfile.")

@@ -39,9 +39,8 @@ from raymq.tools.cli.cluster.top_figures import (
     sorted_topics,
 )
 from raymq.tools.cli.entry import cli
-from raymq.tools.cli.options import config_option
+from raymq.tools.cli.options import config_option, number_option
 from raymq.tools.cli.terminal.command import CommandResult, command
-from raymq.tools.cli.terminal.number_type import NumberType
 from raymq.tools.cli.terminal.output import duration, out, printable
 from raymq.tools.cli.terminal.progress import steps
 
@@ -57,13 +56,7 @@ _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 @click.option(
     "--sort", type=click.Choice(list(SORT_KEYS.values())), default="lag", show_default=True, help="The largest first."
 )
-@click.option(
-    "--interval",
-    type=NumberType(NumberRange(0.5, 60.0)),
-    default=2.0,
-    show_default=True,
-    help="Seconds between readings.",
-)
+@number_option("--interval", NumberRange(0.5, 60.0), "Seconds between readings.", 2.0)
 @click.option("--once", is_flag=True, help="Print one table with the rates over one interval, and end.")
 def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool) -> CommandResult | None:
     """Watch topics and groups: messages in and out per second, lag in messages and in time.
