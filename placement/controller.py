@@ -180,7 +180,7 @@ class Controller:
     def _require(self, group: str) -> GroupControl:
         control = self._groups.get(group)
         if control is None:
-            raise InvalidArgumentError(f"{group} has one replica only, or does not exist: nobody else can lead it")
+            raise InvalidArgumentError(f"{group} has one replica only, or does not exist: no other replica can lead it")
         return control
 
     def _group_status(self, group: str) -> dict[str, Any]:
@@ -289,7 +289,8 @@ class Controller:
             logger.error("nothing is decided: %s", error)
             return False
         self._failure = ""
-        logger.warning("%s: epoch %d, master %s, in sync %s", *_words(record))
+        in_sync = sorted(record.sync_state_set.members)
+        logger.warning("%s: epoch %d, master %s, in sync %s", record.group, record.epoch, record.master, in_sync)
         return True
 
     def _assign_order(self, order: Order) -> None:
@@ -340,10 +341,6 @@ def _record(group: str, fields: Mapping[str, Any]) -> Record:
     one = SyncStateSet(epoch, version, members)
     incarnation, loss = fields.get("incarnation", 0), fields.get("loss", "")
     return Record(group, fields["epoch"], fields["master"], one, before, incarnation, loss)
-
-
-def _words(record: Record) -> tuple[str, int, int | None, list[int]]:
-    return record.group, record.epoch, record.master, sorted(record.sync_state_set.members)
 
 
 CONTROLLER_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 8}

@@ -112,12 +112,9 @@ def balance(progress: ProgressCallback) -> dict[str, Any]:
     while left and time.monotonic() < deadline_s:
         progress(f"handing over {', '.join(left)}")
         time.sleep(POLL_S)
-        left = sorted(group for group in wanted if not _leads(controller, group, wanted[group]))
+        leaders = {group: controller.call("leader", group, timeout_s=OPERATION_CALL_TIMEOUT_S) for group in wanted}
+        left = sorted(group for group in wanted if leaders[group].master != wanted[group])
     return {"wanted": wanted, "left": left}
-
-
-def _leads(controller: ActorRef, group: str, replica: int) -> bool:
-    return bool(controller.call("leader", group, timeout_s=OPERATION_CALL_TIMEOUT_S).master == replica)
 
 
 def _controller() -> ActorRef:

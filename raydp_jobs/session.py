@@ -201,7 +201,7 @@ def _check_process(ray_data: bool) -> None:
     gateway = SparkContext._gateway
     if gateway is not None:
         if getattr(gateway, "proc", None) is None:
-            raise ClientStateError("this process uses a Java process of somebody else (PYSPARK_GATEWAY_PORT); unset it")
+            raise ClientStateError("this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset it")
         _end_driver_jvm(gateway)  # left by a stopped session, without RayDP's classes
     if ray_data and _actor(_APP_MASTER) is not None:
         raise ServiceNotAvailableError(

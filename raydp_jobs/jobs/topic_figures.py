@@ -106,16 +106,15 @@ def show(found: Sequence[TopicFigures], every_s: int) -> None:
         for one in found
     ]
     table(names, rows)
-    tags = [(one.topic, tag, count) for one in found for tag, count in [*one.tags.items(), *_others(one)]]
+    tags = []
+    for one in found:
+        tags += [(one.topic, tag, count) for tag, count in one.tags.items()]
+        tags += [(one.topic, "(others)", one.other_tags)] if one.other_tags else []
     if tags:
         table(["topic", "tag", "messages"], tags)
     for one in found:
         if one.buckets:
             _show_buckets(one, every_s)
-
-
-def _others(one: TopicFigures) -> list[tuple[str, int]]:
-    return [("(others)", one.other_tags)] if one.other_tags else []
 
 
 def _show_buckets(one: TopicFigures, every_s: int) -> None:

@@ -85,7 +85,7 @@ def write_topic(
     """
     if df.isStreaming:
         raise InvalidArgumentError(
-            "write_topic writes a DataFrame that stands still; for a streaming one use "
+            "write_topic writes a batch DataFrame; for a streaming one use "
             f"df.writeStream.foreachBatch(topic_sink({topic!r})).option('checkpointLocation', …).start()"
         )
     check_user_topic(topic)

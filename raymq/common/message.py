@@ -87,7 +87,7 @@ class _NoProperties(dict[str, str]):
     __slots__ = ()
 
     def _refuse(self, *args: Any, **more: Any) -> NoReturn:
-        raise TypeError("a message is not changed after it was made; make one with properties")
+        raise TypeError("a message is immutable: create one with properties")
 
     __setitem__ = __ior__ = update = setdefault = _refuse
 

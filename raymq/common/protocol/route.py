@@ -262,8 +262,8 @@ class TopicRoute:
         self.require_permission()
         if not (self.complete or self.layout or self.order_config):
             raise ServiceNotAvailableError(
-                f"it is not known yet which queues topic {self.topic!r} has: the NameServer was restarted and has not "
-                "heard of every broker; see `raymq status`"
+                f"the queues of topic {self.topic!r} are not known yet: the NameServer was restarted, and not every "
+                "broker has registered again; see `raymq status`"
             )
         return self._all
 

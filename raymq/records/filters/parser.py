@@ -130,7 +130,7 @@ def compiled(text: str) -> Truth:
     if len(text) > TEXT_MAX:
         raise FilterExpressionError(text[:40] + "…", 1, f"it has {len(text)} characters, more than {TEXT_MAX}")
     if surrogate := _SURROGATE.search(text):
-        raise FilterExpressionError(ascii(text), surrogate.start() + 1, "there is half a character, which no text has")
+        raise FilterExpressionError(ascii(text), surrogate.start() + 1, "the text has an unpaired surrogate here")
     result = _compiled(text)
     if isinstance(result, FilterExpressionError):
         raise FilterExpressionError(*result.args)

@@ -166,7 +166,7 @@ def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int | None
         elif bits == CompressionType.ZSTD:
             return _decompress_zstd(bytes(data), max_bytes)
         else:
-            raise RecordError(f"a compression type that is not known: sys flag {sys_flag:#x}")
+            raise RecordError(f"unknown compression type: sys flag {sys_flag:#x}")
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
         raise RecordError(f"a compressed body is damaged: {error}") from None
     _check_end(len(body), complete, rest, max_bytes)
@@ -235,7 +235,7 @@ def _pieces(data: bytes | memoryview, sys_flag: int) -> Iterator[bytes]:
         elif bits == CompressionType.ZSTD:
             yield from _pieces_of_zstd(bytes(data))
         else:
-            raise RecordError(f"a compression type that is not known: sys flag {sys_flag:#x}")
+            raise RecordError(f"unknown compression type: sys flag {sys_flag:#x}")
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as error:
         raise RecordError(f"a compressed body is damaged: {error}") from None
 

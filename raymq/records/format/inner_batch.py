@@ -53,7 +53,7 @@ def inner_batch(view: DispatchView) -> InnerBatch:
     except (KeyError, ValueError):
         found = InnerBatch(-1, 0)
     if found.base_offset < 0 or not 0 < found.messages <= INNER_MESSAGES_MAX:
-        raise RecordError(f"the inner batch at physical offset {view.physical_offset} does not say what it holds")
+        raise RecordError(f"the inner batch at physical offset {view.physical_offset} lacks its queue offsets")
     return found
 
 

@@ -215,7 +215,7 @@ def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> b
         table.get(name, "").split(",") for name in (PROPERTY_INNER_MULTI_DISPATCH, PROPERTY_INNER_MULTI_QUEUE_OFFSET)
     )
     if (topic, str(queue_offset)) not in zip(names, offsets, strict=False):
-        raise RecordError(f"the record does not say that it is at offset {queue_offset} of {topic}")
+        raise RecordError(f"the record does not name offset {queue_offset} of {topic}")
     magic, topic_text = topic_part(topic)
     sent_to = {PROPERTY_REAL_TOPIC: parts.topic, PROPERTY_REAL_QUEUE_ID: str(parts.header.queue_id)}
     kept = [piece for piece in parts.properties.split(b"\x02") if piece and not piece.startswith(_REAL_NAMES)]

@@ -82,7 +82,7 @@ class FileMaps:
                 raise
             self.on_failure(error)
             raise ServiceNotAvailableError(
-                f"{path} cannot be read: {error}. Ask again: another replica takes over, or the store is opened anew"
+                f"{path} cannot be read: {error}. Retry: another replica takes over, or the store is opened again"
             ) from error
 
     def drop_map(self, path: str) -> None:

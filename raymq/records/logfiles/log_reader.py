@@ -449,8 +449,8 @@ def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
     if not same[0]:
         position = int(records.starts[0]) + records.position
         raise DataLossError(
-            f"the unit of queue offset {records.offsets[0]} leads to {position} in the log, where its record is not, "
-            "or is damaged"
+            f"the record of queue offset {records.offsets[0]} is not at physical offset {position}, which its unit "
+            "names, or is damaged"
         )
     return records.part(0, int(np.argmin(same)))
 
