@@ -54,8 +54,8 @@ class RaymqHandler(logging.Handler):
 
     `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without one the handler
     connects itself, to the Ray cluster at `address` or to the Ray cluster that is found; it raises ClusterNotFoundError
-    if there is none. `capacity`: the most records that wait in memory. `flush_timeout_s`: the longest time in s that
-    `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
+    if it finds no cluster. `capacity`: the most records that wait in memory. `flush_timeout_s`: the longest time in s
+    that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
 
     Neither logging nor closing raises while the cluster is away: `statistics` counts the lost records.
     """

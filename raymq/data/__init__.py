@@ -4,8 +4,8 @@
     dataset.select_columns(["offset", "tags"]).groupby("tags").count().show()
     raymq.data.write_topic(results, "results", key_field="customer")
 
-    offsets.py         the options start_offset and end_offset, the ranges that they mean, and those of each task
-    columns.py         the columns of a dataset, made of those of a scan
+    offsets.py         the options start_offset and end_offset, the ranges that they mean, and the ranges of each task
+    columns.py         the columns of a dataset, made of the columns of a scan
     shared_client.py   the connection of a process in which Ray runs read and write tasks
     datasource.py      TopicDatasource
     reading.py         `read_topic`

@@ -1,9 +1,9 @@
 """The options `start_offset` and `end_offset` of a read, the offset ranges that they mean, and the ranges of each
 read task.
 
-The options are those of `ray.data.read_kafka`, but that they are resolved once, and that a queue is named by its
-broker group and its id: ``{"orders": {"broker-a:3": 1500}}``. Ranges are divided among read tasks so that each has
-about as many bytes as the others. Pure: the queues and their bounds come in through `ScanSource`.
+The options are as in `ray.data.read_kafka`, but they are resolved once, and a queue is named by its broker group and
+its id: ``{"orders": {"broker-a:3": 1500}}``. Ranges are divided among read tasks so that each
+task has about the same number of bytes. Pure: `ScanSource` gives the queues and their bounds.
 """
 
 from __future__ import annotations

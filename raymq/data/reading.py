@@ -84,7 +84,7 @@ def read_topic(
     """
     if trigger != "once":
         raise InvalidArgumentError(
-            f"trigger={trigger!r}: a dataset is read once; raymq.data.iter_topic goes on with what comes later"
+            f"trigger={trigger!r}: a dataset is read once; raymq.data.iter_topic continues with later messages"
         )
     source = TopicDatasource(
         topics,

@@ -146,7 +146,7 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         """Take tasks of the queue and run them with the registered handlers. Does nothing while the consumer runs.
         After `stop_consumer` it starts again. Raises InvalidArgumentError for any argument: there are none."""
         if kwargs:
-            raise InvalidArgumentError(f"start_consumer knows no {', '.join(sorted(kwargs))}")
+            raise InvalidArgumentError(f"start_consumer has no arguments {', '.join(sorted(kwargs))}")
         connection = self._connected()
         with self._lock:
             if self._worker is not None:

@@ -20,9 +20,9 @@ class RaymqLagPolicy:
     It asks for enough replicas that each has the target number of ongoing requests.
 
     Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
-    `queue_name` and `group` are the deployment's (`group`: by default ``serve-QUEUE``), `address` and `namespace` those
-    of RaymqAdapterConfig. `poll_interval_s`: the time in s between two questions to raymq. Between answers, and while
-    raymq does not answer, the last figures count.
+    `queue_name` and `group` are the deployment's (`group`: by default ``serve-QUEUE``), `address` and `namespace` are
+    as in RaymqAdapterConfig. `poll_interval_s`: the time in s between two questions to raymq. Between answers, and
+    while raymq does not answer, the last figures count.
     """
 
     def __init__(

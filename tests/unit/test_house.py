@@ -269,8 +269,7 @@ HARD_PHRASE = re.compile(
     r"|\b[Tt]hat one(?=[.,;:)])"
 )
 HARD_PHRASES_LEFT = {
-    "raymq": 23,
-    "raymq/client": 191,
+    "raymq/client": 16,
     "raymq/remoting": 57,
     "raymq/tools": 16,
     "storage": 55,

@@ -186,11 +186,11 @@ class Admin(
         self._routes.call_all("put_kv", namespace, key, value)
 
     def delete_kv(self, namespace: str, key: str) -> None:
-        """Delete a value of the KV configuration. Does nothing if there is none."""
+        """Delete a value of the KV configuration. Does nothing if the key has no value."""
         self._routes.call_all("put_kv", namespace, key, None)
 
     def get_kv(self, namespace: str, key: str) -> str | None:
-        """Return a value of the KV configuration from one NameServer; None if there is none."""
+        """Return a value of the KV configuration from one NameServer; None if the key has no value."""
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:

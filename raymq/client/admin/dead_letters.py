@@ -171,7 +171,7 @@ class DeadLetters(OfProcess):
         return Replayed(replace(found.letter, replayed=True))
 
     def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
-        """Return the dead letter at a place. Raises InvalidArgumentError if there is none."""
+        """Return the dead letter at a place. Raises InvalidArgumentError for an empty place."""
         queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
         if queue in self._queues():
             found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)

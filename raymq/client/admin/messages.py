@@ -87,8 +87,9 @@ class MessageAdmin(AdminBase):
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
         """Return the messages of `topic` with this `message_id`: a unique id, or an offset message id.
 
-        Empty if there is none. Several messages have one unique id if the producer sent the message more than once. All
-        messages of an inner batch share its offset message id. A damaged message is included, with its `body_error`.
+        Empty if no message has the id. Several messages have one unique id if the producer sent the message more than
+        once. All messages of an inner batch share its offset message id. A damaged message is included, with its
+        `body_error`.
         Raises TopicNotExistError, InvalidArgumentError.
         """
         found = [message for _, message in self._query(topic, "query_by_unique_id", message_id)]

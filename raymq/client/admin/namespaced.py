@@ -4,9 +4,9 @@
     results     by type: queues, messages, and the fields of dataclasses that hold names ▶ shown names
     errors      their texts, without the namespace
 
-Lists hold what is in the namespace alone: neither other namespaces' topics and groups, nor those of the server. One
-translation serves every call, so that a call that is added to `Admin` needs nothing here, as long as its parameters
-and fields have the names that those of others have; a test compares them.
+Lists have only topics and groups of the namespace, and none of other namespaces or of the server. One translation
+serves every call. So a new call of `Admin` needs nothing here if its parameters and fields have the same names as in
+other calls; a test compares them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OTHER_PARAMETERS: Final = frozenset(
     perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
     to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
 )
-"""Those that do not."""
+"""The parameters that hold no names."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())
 """The fields of results that hold names: a text, several, or a mapping by them."""
 NAMES_RETURNED: Final = frozenset(

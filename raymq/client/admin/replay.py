@@ -130,7 +130,7 @@ class ReplayAdmin(MessageAdmin):
     def _target(self, to_topic: str | None, to_group: str | None) -> tuple[str, tuple[MessageQueue, ...]]:
         """The topic that the copies go to, and its queues."""
         if (to_topic is None) == (to_group is None):
-            raise InvalidArgumentError("say where to replay to: to_topic or to_group, and only one")
+            raise InvalidArgumentError("name one target of the replay: to_topic or to_group")
         target = check_user_topic(to_topic) if to_topic is not None else retry_topic(check_group(to_group or ""))
         self._routes.invalidate(target)
         try:

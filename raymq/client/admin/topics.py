@@ -112,9 +112,9 @@ class TopicAdmin(AdminBase):
         missing = [name for name in chosen if name not in live]
         if missing or not chosen:
             raise InvalidArgumentError(
-                f"no broker group is called {missing[0]!r}; there are {', '.join(live)}"
+                f"no broker group is called {missing[0]!r}; the broker groups are {', '.join(live)}"
                 if missing
-                else f"name at least one broker group for topic {topic!r}: there are {', '.join(live)}"
+                else f"name at least one broker group for topic {topic!r}: {', '.join(live)}"
             )
         with suppress(TopicNotExistError):
             others = sorted(set(self.topic_route(topic).queue_counts()) - set(chosen))

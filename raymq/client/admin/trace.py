@@ -110,8 +110,8 @@ class TraceAdmin(TrackAdmin):
             if topic is not None:
                 raise InvalidArgumentError(f"neither topic {topic} nor {trace_topic} has message {message_id}")
             raise InvalidArgumentError(
-                f"{trace_topic} has no record of message {message_id}: it was not traced, or not in the last seconds; "
-                "name its topic, and the stores tell what they know"
+                f"{trace_topic} has no record of message {message_id}: it has no trace, or was sent seconds ago; "
+                "pass its topic to see what the stores have"
             )
         tracks = self.message_track(stored[0]) if stored else []
         return MessageTrace(wanted, found, life, tuple(stored), tuple(tracks))

@@ -1,7 +1,7 @@
 """Connects this process to a Ray cluster that runs already.
 
 Without an address, in this order: the Ray this process is connected to; RAY_ADDRESS; the Ray that `raymq up` started;
-the one that `ray start` last started on this machine. `ray.init(address="auto")` is not used: it takes any GCS process
+the Ray that `ray start` last started on this machine. `ray.init(address="auto")` is not used: it takes any GCS process
 it sees, also another user's or another program's, and then waits minutes for a token it does not have.
 
 The Ray head that `raymq up` started on this machine, as noted in `~/.raymq/run/ray-head.json`.
@@ -146,7 +146,7 @@ def find_address() -> str | None:
 
 
 def latest_started() -> str | None:
-    """Return the address that `ray start` stored last on this machine; None if there is none. That Ray may have ended
+    """Return the address that `ray start` stored last on this machine; None if none is stored. That Ray may have ended
     since."""
     try:
         return latest_started_file().read_text().strip() or None

@@ -47,7 +47,7 @@ class GroupOffsets:
     def start_offset(
         self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> QueueOffset:
-        """Return the group's committed offset of a queue. If there is none, commit the offset that `query` chooses, and
+        """Return the group's committed offset of a queue. If it has none, commit the offset that `query` chooses, and
         return it.
 
         Commits with an older `generation` are fenced from then on. Generation 0, for a consumer that is no member of
@@ -91,7 +91,7 @@ class GroupOffsets:
         return self._broker(broker_name).call("start_offsets", self.group, table, query, timeout_s=left_s)
 
     def committed_offset(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
-        """Return the committed offset of a queue; None if there is none."""
+        """Return the committed offset of a queue; None if it has none."""
         broker = self._broker(queue.broker_name)
         table: dict[int, int] = persist_until(
             time.monotonic() + timeout_s,

@@ -26,7 +26,7 @@ REASON_MAX: Final = 1000
 class Calls(NamedTuple):
     """The result of calling a predicate, which has decided on the first `decided` messages.
 
-    `failure`: why it did not decide on the next message; empty if it was not called for one, or there is none.
+    `failure`: why it did not decide on the next message; empty if it was not called for one, or none exists.
     `on_error` decided on `failures` of the messages, on the last of them because of `last_failure`.
     """
 

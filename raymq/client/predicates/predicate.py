@@ -58,7 +58,7 @@ class Predicate:
         self.timeout_s = timeout_s
         self.runtime_env = None if runtime_env is None else dict(runtime_env)
         self.function = function
-        """The function itself; None in processes other than the one that made the predicate."""
+        """The function itself; None in processes other than the maker of the predicate."""
 
     @property
     def key(self) -> str:

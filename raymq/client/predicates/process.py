@@ -68,7 +68,7 @@ class PredicateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the child process; None if there is none."""
+        """The id of the child process; None while no child runs."""
         child = self._child
         return None if child is None else child.pid
 

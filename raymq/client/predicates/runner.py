@@ -77,7 +77,7 @@ class PredicateRunner:
                 self._fetched_s = time.monotonic()
 
     def pids(self) -> tuple[int, int | None]:
-        """The ids of this process and of the predicate's process (None if there is none), for tests and for people."""
+        """The ids of this process and of the predicate's process (None while it does not run), for tests and people."""
         return os.getpid(), self._process.pid
 
     def _make_scan(self) -> PredicateScan:

@@ -110,7 +110,7 @@ def _same_topics(
         if is_created_anew(one.queue, creations, now):
             said = f"{one.queue}: its topic was deleted and created anew since the read was planned"
             if fail_on_data_loss:
-                raise DataLossError(f"{said}; plan it anew, because its offsets mean other messages now")
+                raise DataLossError(f"{said}; plan the read again, because its offsets mean other messages now")
             logger.warning("%s: offsets %d to %d are left out", said, one.start_offset, one.end_offset - 1)
             on_loss(one)
             continue
@@ -131,7 +131,7 @@ def open_range(
     names: Namespace = NO_NAMESPACE,
     unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of one range, in order, with copied bodies. The options are those of RangeOptions.
+    """Read the messages of one range, in order, with copied bodies. RangeOptions has the options.
 
     Without `body` among the columns no body is read. `tags`, if not empty, excludes messages by the tag codes in the
     queue before their records are read. `sql` reads only the properties of messages that it excludes.

@@ -1,6 +1,6 @@
 """The options for the begin and the end of a scan in each queue: offsets, times, a consumer group's offsets.
 
-Names and meanings are those of Spark's Kafka source if RocketMQ has an equivalent (design §6). A partition of Kafka is
+Names and meanings are as in Spark's Kafka source if RocketMQ has an equivalent (design §6). A partition of Kafka is
 a queue here, named by broker group and queue id. Values per queue are nested by topic, broker group and queue id, as a
 mapping or as JSON; for a single topic its level may be left out:
 

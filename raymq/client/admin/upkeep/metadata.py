@@ -8,8 +8,8 @@ The document is JSON (Metadata.to_json), for people and for version control too:
      "groups":  {"billing": {"consume_enable": true, …, "forbidden": ["bills"]}},
      "offsets": {"billing": {"orders": {"broker-a": {"0": 17, "1": 9}}}}}
 
-Messages are not in it. So offsets help where the stores themselves are brought along, or where a group is to be set
-back to what it was; an offset that a queue does not hold any more, or not yet, is left out.
+Messages are not in it. So offsets help where the stores themselves are brought along, or if a group must
+return to earlier offsets. An offset that a queue does not hold is left out.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class MetadataAdmin(GroupAdmin):
         is away; InvalidArgumentError for an unknown part. Repeating the call is safe.
         """
         if wrong := [part for part in parts if part not in METADATA_PARTS]:
-            raise InvalidArgumentError(f"there is no part {wrong[0]!r}; there are {', '.join(METADATA_PARTS)}")
+            raise InvalidArgumentError(f"metadata has no part {wrong[0]!r}; the parts are {', '.join(METADATA_PARTS)}")
         work: list[tuple[Kind, str, Callable[[], str]]] = []
         if "topics" in parts:
             for name, topic in sorted(metadata.topics.items()):
@@ -234,7 +234,7 @@ class MetadataAdmin(GroupAdmin):
         for fixed in (CLEANUP_POLICY, QUEUE_TYPE):
             if known.attributes.get(fixed, "") != topic.attributes.get(fixed, ""):
                 raise InvalidArgumentError(
-                    f"it is there with another {fixed}, which a topic keeps: delete it first, or leave it as it is"
+                    f"the topic exists with another {fixed}, which cannot change: delete it first, or keep it"
                 )
         changes: dict[str, Any] = {}
         if sum(topic.queues.values()) > sum(known.queues.values()):

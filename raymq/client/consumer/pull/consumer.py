@@ -257,7 +257,7 @@ class PullConsumer(PullConsumerBase):
         self._engine.send_back(message, delay_level, max_reconsume_times)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset in any queue; None if there is none."""
+        """Return the group's committed offset in any queue; None if it has none."""
         return self._engine.committed(queue)
 
     # Positions

@@ -248,7 +248,7 @@ class PullEngine:
         """InvalidArgumentError: a pull consumer has no listener."""
         raise InvalidArgumentError(
             f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
-            "listener to be called; `raymq replay` has the group consume the message once more"
+            "listener to call; `raymq replay` delivers the message to the group again"
         )
 
     def _check_mode(self, mode: str) -> None:
@@ -358,7 +358,7 @@ class PullEngine:
         )
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None if there is none. Blocks for a call."""
+        """Return the group's committed offset; None if it has none. Blocks for a call."""
         return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
 
     def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
@@ -397,8 +397,8 @@ class PullEngine:
     def _lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
         if isinstance(error, DataLossError):
             error = DataLossError(
-                f"{queue}: the message at offset {offset} cannot be read: {error}; bring the file back, or seek behind "
-                "what is lost (raymq topic describe tells what the queue holds)"
+                f"{queue}: the message at offset {offset} cannot be read: {error}; restore the file, or seek past the "
+                "lost messages (`raymq topic describe` shows the offsets that the queue holds)"
             )
         with self._lock:
             if not self._core.reads(queue, offset):

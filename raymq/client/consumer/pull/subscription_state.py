@@ -398,7 +398,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             position = (self._revoked.get(queue) or self.get(queue)).position
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
                 raise InvalidArgumentError(
-                    f"{queue}: cannot commit {offset!r}: polls have come to {position}; use seek to leave messages out"
+                    f"{queue}: cannot commit {offset!r}: polls have reached {position}; use seek to skip messages"
                 )
         for queue, offset in offsets.items():
             assigned = self._queues[queue]

@@ -46,7 +46,7 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
-"""The most messages at a time that are consumed for administrators, besides those of the group."""
+"""The most messages at a time that are consumed for administrators, besides the messages of the group."""
 
 Answer = ConsumeStatus | ConsumeLater | Reply | None
 BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
@@ -193,7 +193,9 @@ class Listener:
         if self._tasks is None:
             raise ListenerError(f"the listener could not be loaded: {self._failure}")
         if not self._direct.acquire(blocking=False):
-            raise SystemBusyError(f"{DIRECT_CALLS_MAX} messages are being consumed directly there already")
+            raise SystemBusyError(
+                f"the listener already consumes {DIRECT_CALLS_MAX} messages for administrators; try again"
+            )
         try:
             return self._tasks.consume_directly(message)
         finally:

@@ -127,7 +127,7 @@ class SimpleEngine:
         """InvalidArgumentError: a simple consumer has no listener."""
         raise InvalidArgumentError(
             f"a member of {self.settings.group!r} is a simple consumer, whose program receives: it has no listener "
-            "to be called; `raymq replay` has the group consume the message once more"
+            "to call; `raymq replay` delivers the message to the group again"
         )
 
     # Messages

@@ -289,7 +289,7 @@ def test_start_and_stop_may_be_called_again(adapter):
     task = adapter.enqueue_task_sync("add", [1])
     adapter.start_consumer()
     assert ended(adapter, task).status == "SUCCESS"
-    with pytest.raises(InvalidArgumentError, match="knows no queues"):
+    with pytest.raises(InvalidArgumentError, match="no arguments queues"):
         adapter.start_consumer(queues=["a"])
 
 

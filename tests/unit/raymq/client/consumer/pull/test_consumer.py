@@ -253,7 +253,7 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
         results = fetch(requests, **arguments)
         return [dataclasses.replace(result, records=result.records.replace(b"222", b"XXX")) for result in results]
 
-    monkeypatch.setattr(type(store), "fetch", lambda self, requests, **arguments: damaged(requests, **arguments))
+    monkeypatch.setattr(store, "fetch", damaged)
     store.append([make_batch([b"22222222", b"the last"])])
     consumer = consume(auto_commit=False)
     found: list[MessageExt] = []
@@ -348,7 +348,7 @@ def test_offsets_may_be_committed_one_by_one(consume, group):
     poll(consumer, 5)
     assert consumer.commit({Q0: 2}) == {Q0: 2}
     assert consumer.committed(Q0) == 2
-    with pytest.raises(InvalidArgumentError, match="polls have come to 5"):
+    with pytest.raises(InvalidArgumentError, match="polls have reached 5"):
         consumer.commit({Q0: 6})
     assert consumer.commit({Q0: 1}) == {}
     assert group.committed_offsets[Q0] == 2

@@ -534,7 +534,7 @@ def test_a_commit_of_offsets_goes_as_far_as_polls_have_come_and_never_back():
     fetch(core, Q0, 0, 1, 2)
     poll(core)
     for offsets in ({Q0: 4}, {Q0: -1}, {Q0: True}, {Q0: 1.0}, {Q1: 0, Q0: 9}):
-        with pytest.raises(InvalidArgumentError, match="polls have come to 3"):
+        with pytest.raises(InvalidArgumentError, match="polls have reached 3"):
             core.finish(offsets)
     with pytest.raises(ClientStateError):
         core.finish({Q0: 1, Q2: 0})
