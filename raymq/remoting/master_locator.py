@@ -11,7 +11,7 @@ from raymq.remoting.storage_client import StorageClient
 
 
 class RouteSource(Protocol):
-    """The routes of topics, as a producer needs them (RouteCache; in a broker's own producer, the broker)."""
+    """The routes that a producer needs: a RouteCache or, for a broker's own producer, the broker."""
 
     def get(self, topic: str) -> TopicRoute: ...
 
@@ -21,7 +21,7 @@ class RouteSource(Protocol):
 
 
 class MasterLocator:
-    """The master of one broker group, remembered until an attempt fails. Used by one thread."""
+    """Keeps the master of one broker group until an attempt fails. Used by one thread."""
 
     def __init__(self, broker_name: str, routes: RouteSource, storage: Callable[[str], StorageClient]) -> None:
         self._broker_name, self._routes, self._storage = broker_name, routes, storage
@@ -29,15 +29,17 @@ class MasterLocator:
         self._client: StorageClient | None = None
 
     def locate(self, topic: str) -> StorageClient:
-        """The master's client. After `attempt_failed` this looks into the route of `topic` again; if there is none now,
-        the last master is kept. ServiceNotAvailableError when none was ever known."""
+        """Return the master's client. After `attempt_failed`, read the route of `topic` again.
+
+        If the route cannot be read, the last master is kept. ServiceNotAvailableError if no master was ever known.
+        """
         if self._client is None:
             try:
                 self._name = self._routes.get(topic).master_storage(self._broker_name)
             except RaymqError as error:
                 if not self._name:
                     raise ServiceNotAvailableError(
-                        f"nobody says which storage actor is {self._broker_name}'s master ({error}); see `raymq status`"
+                        f"the master of broker group {self._broker_name} is unknown ({error}); see `raymq status`"
                     ) from error
             self._client = self._storage(self._name)
         return self._client

@@ -46,10 +46,10 @@ from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePo
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
 REPORT_READS_S: Final = 1.0
-"""How often a store is told at most what was read in its files, by a client that fetches nothing."""
+"""The shortest interval, in seconds, between two reports of reads in mapped files by a client that fetches nothing."""
 REPORT_READS_TIMEOUT_S: Final = 2.0
 LONE_RECORD_MAX_BYTES: Final = 60 << 10
-"""The longest record that is sent with its frame in one piece: the frame is small for the server, too."""
+"""The longest record that is sent in one piece with its frame. The server also takes such a frame as a small one."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ class StorageDescription:
     """The answer of a storage actor to `describe`.
 
     `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
-    `max_message_size_bytes`. Its directory is `root`, and the files of its log are in `commit_log_directories`, or
-    below `root` if there are none. Sizes of files are in bytes. `light_queues`: it puts messages into the light queues
-    that they name. `in_place`: consumers of its node may read the files themselves; not with consume hooks, which would
-    not see that.
+    `max_message_size_bytes`. The store's directory is `root`. The files of its log are in `commit_log_directories`, or
+    below `root` if that is empty. Sizes of files are in bytes. `light_queues`: the store puts messages into the light
+    queues that the messages name. `in_place`: consumers on the store's node may read its files themselves. With consume
+    hooks they may not, because the hooks would miss such reads.
     """
 
     name: str
@@ -93,15 +93,17 @@ _NO_FILES: Final = StoreFiles("", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class FoundInPlace(FetchResult):
-    """A FetchResult whose records stay where they are: `mapped` in the log of the store at `files`. They stay readable
-    for as long as this is kept, though their files be deleted. `records` is empty."""
+    """A FetchResult without bytes: its records are `mapped`, in the log of the store at `files`. `records` is empty.
+
+    The mapped records stay readable as long as this object lives, even if their files are deleted.
+    """
 
     mapped: tuple[LocatedRecords, ...] = ()
     files: StoreFiles = _NO_FILES
 
 
 class _Reads:
-    """The reads in the actor's mapped files that the actor has not been told of. Thread-safe."""
+    """Counts reads in the actor's mapped files until they are reported to the actor. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,35 +111,35 @@ class _Reads:
         self._taken_s = -math.inf
 
     def add(self, messages: int) -> None:
-        """Count a read of a queue that has found so many messages."""
+        """Count one read of a queue, which found `messages` messages."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     @property
     def pending(self) -> bool:
-        """True if there are reads that the actor has not been told of."""
+        """True if some reads were not reported to the actor yet."""
         return self._reads.found > 0
 
     def is_due(self) -> bool:
-        """True if nothing was taken for REPORT_READS_S."""
+        """True if `take` was last called more than REPORT_READS_S ago."""
         with self._lock:
             return time.monotonic() - self._taken_s >= REPORT_READS_S
 
     def take(self) -> ReadsInPlace:
-        """The reads since they were taken last."""
+        """Return the reads since the last call of `take`, and reset the count."""
         with self._lock:
             reads, self._reads = self._reads, NO_READS
             self._taken_s = time.monotonic()
             return reads
 
     def put_back(self, reads: ReadsInPlace) -> None:
-        """Count reads again that were taken in vain."""
+        """Count reads again whose report failed after `take`."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
 
 
 class StorageClient:
-    """Calls to one storage actor. Thread-safe. `node_id`: the Ray node this process runs on."""
+    """Calls to one storage actor. Thread-safe. `node_id`: the Ray node of this process."""
 
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
@@ -160,7 +162,7 @@ class StorageClient:
         return self._lanes.call("append", lambda lane, left_s: lane.append(batches, left_s), timeout_s)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        """`append` of one message: in fewer steps if it is small, and a lane is idle on which its queue is known."""
+        """Store one message as `append`, in fewer steps if it is small and an idle lane has a handle for its queue."""
         if record.size <= LONE_RECORD_MAX_BYTES:
             result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
             if result is not None:
@@ -169,7 +171,7 @@ class StorageClient:
         return result
 
     def end_transaction(self, end: EndTransactionRequest, timeout_s: float) -> EndResult:
-        """Commit or roll back a transaction. A repeat changes nothing."""
+        """Commit or roll back a transaction. A repetition changes nothing."""
         result: EndResult = self._control_call("end_transaction", (end,), EndResult, timeout_s)
         return result
 
@@ -193,7 +195,7 @@ class StorageClient:
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Do the same as `fetch`; but on the actor's node, records that lie in its mapped files are FoundInPlace."""
+        """Read as `fetch`. On the actor's node, records in mapped files are returned as FoundInPlace, without bytes."""
         reader = self._local_reader()
         if reader is None or max_bytes <= 0:
             return self.fetch(requests, max_bytes, wait_s, timeout_s)
@@ -217,8 +219,11 @@ class StorageClient:
         timeout_s: float,
         read: Callable[[FetchRequest, FetchResult, int], tuple[FetchResult, int]],
     ) -> list[FetchResult]:
-        """Have the store tell the ends of the queues only, and `read` the records here: it gets the request from the
-        first match on, the store's answer, and the bytes that are left, and returns the result and its bytes."""
+        """Fetch only the ends of the queues from the store, and read the records in this process.
+
+        `read` gets the request from its first match on, the store's answer, and the remaining bytes. It returns the
+        result and the result's bytes.
+        """
         if max_bytes < 0:  # which the store refuses
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
@@ -229,10 +234,10 @@ class StorageClient:
                 continue
             by_store = None
             try:
-                # The store has skipped records before this offset; they are not looked at again.
+                # The store has skipped the records before this offset, so they are not read again.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
-                # A file went away between the two steps (retention): the store knows what is left.
+                # Retention deleted a file between the two steps. Only the store knows the remaining messages.
                 [by_store] = self._fetch([request], max_bytes, 0.0, timeout_s)
                 result = by_store
                 size_bytes = len(result.records)
@@ -243,14 +248,16 @@ class StorageClient:
         return results
 
     def count_read(self, messages: int) -> None:
-        """Note that a read in the mapped files has found so many messages, for the store's statistics. A fetch says so,
-        now and then one that reads nothing: at most once in REPORT_READS_S."""
+        """Count a read in the mapped files, which found `messages` messages, for the store's statistics.
+
+        The next fetch reports the count. If no fetch comes, an empty fetch reports it, at most every REPORT_READS_S.
+        """
         self._reads.add(messages)
         if self._reads.is_due():
             self.report_reads()
 
     def report_reads(self) -> None:
-        """Have the store count what was read in place up to now. Statistics only: a failure loses nothing else."""
+        """Report the reads in mapped files to the store. A failure is logged, because the reads are only statistics."""
         if not self._reads.pending:
             return
         try:
@@ -272,11 +279,12 @@ class StorageClient:
         return self._lanes.call("fetch", over_lane, wait_s + timeout_s)
 
     def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
-        """A watch of this actor's queues, for a consumer on its node that reads the files itself; None if this client
-        is elsewhere, or no lane can be opened. ServiceNotAvailableError if the actor does not run.
+        """Open a watch of this actor's queues, for a consumer on the actor's node that reads the files itself.
 
-        With `anywhere` also from other nodes; but not over TLS, whose sockets do not tell by poll what they have
-        decrypted."""
+        Returns None if this client is on another node, or if no lane can be opened; a fetch reports the reason. With
+        `anywhere`, also opens a watch from another node, but not over TLS, because `poll` does not report the bytes
+        that a TLS socket has decrypted. ServiceNotAvailableError if the actor does not run.
+        """
         if not anywhere and self._local_reader() is None:
             return None
         description = self.describe()
@@ -290,62 +298,69 @@ class StorageClient:
             return None
 
     def queue_bounds(self, topic: str, queue_id: int, timeout_s: float) -> QueueBounds:
-        """The first offset held and the offset the next visible message will get."""
+        """Return the queue's first offset, and the offset of the next visible message."""
         bounds: QueueBounds = self._control_call("queue_bounds", (topic, queue_id), QueueBounds, timeout_s)
         return bounds
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]], timeout_s: float) -> list[QueueBounds]:
-        """The bounds of several queues, by topic and queue id, in order."""
+        """Return the bounds of queues, given by topic and queue id, in order."""
         bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
         return bounds
 
     def queue_bounds_many(self, topics: Sequence[tuple[str, int]], timeout_s: float) -> list[list[tuple[int, int]]]:
-        """For each topic, given with a number of queues, the first offset held and the next visible one of its queues
-        0, 1 …; zeros for a queue that does not exist."""
+        """Return the first and the next visible offset of the queues 0, 1 … of topics.
+
+        Each topic is given with its number of queues. A queue that does not exist has zeros.
+        """
         bounds: list[list[tuple[int, int]]] = self._control_call(
             "queue_bounds_many", (topics,), list[list[tuple[int, int]]], timeout_s
         )
         return bounds
 
     def stored_times(self, positions: Sequence[QueuePosition], timeout_s: float) -> list[int]:
-        """When the messages at positions of queues were stored, in ms since 1970; 0 where there is none."""
+        """Return when the messages at positions were stored, in ms since 1970; 0 for a position without a message."""
         times: list[int] = self._control_call("stored_times", (positions,), list[int], timeout_s)
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """For each span, the bytes of records in equal parts of it (raymq.records.logfiles.own_records)."""
+        """Return the bytes of records in equal parts of each span (raymq.records.logfiles.own_records)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
     def next_sequences(
         self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]], timeout_s: float
     ) -> list[int]:
-        """For each queue, by topic and queue id, the sequence behind those that a producer without gaps in its
-        sequences has stored there with this epoch; 0 for none. ClientStateError if a newer epoch has written."""
+        """Return the next sequence of a producer in each queue, given by topic and queue id; 0 if it stored nothing.
+
+        The producer's sequences in `epoch` must have no gaps. ClientStateError if a newer epoch has written.
+        """
         sequences: list[int] = self._control_call("next_sequences", (producer_id, epoch, queues), list[int], timeout_s)
         return sequences
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """The first offset stored at or after a time (UPPER: the last at or before), within what the queue holds."""
+        """Return the first offset stored at or after a time; with UPPER the last offset stored at or before it.
+
+        The result is within the queue's bounds.
+        """
         offset: int = self._control_call("offset_by_time", (topic, queue_id, timestamp_ms, boundary), int, timeout_s)
         return offset
 
     def query_by_key(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, timeout_s: float
     ) -> QueryResult:
-        """The newest messages with a key, stored in a range of times."""
+        """Return the newest messages with a key, stored in a range of times."""
         result: QueryResult = self.control("query_by_key", topic, key, max_num, begin_ms, end_ms, timeout_s=timeout_s)
         return result
 
     def query_by_unique_id(self, topic: str, message_id: str, timeout_s: float) -> QueryResult:
-        """The messages with a unique id."""
+        """Return the messages with a unique id."""
         result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
         return result
 
     def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
-        """The record at an offset of this store's log; InvalidArgumentError if none starts there."""
+        """Return the record at an offset of this store's log; InvalidArgumentError if no record starts there."""
         record: bytes = self.control("record_at", physical_offset, timeout_s=timeout_s)
         return record
 
@@ -357,15 +372,15 @@ class StorageClient:
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
-        """The actor's description. It is kept until a call gets no answer."""
+        """Return the actor's description, as LanePool.describe."""
         return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:
-        """The reader of the actor's mapped files; None if they are on another node or not readable."""
+        """Return the reader of the actor's mapped files; None if they are on another node or not readable."""
         return self._local_reader()
 
     def close(self) -> None:
-        """End idle lanes and unmap files. Calls under way end by themselves."""
+        """Close idle lanes and unmap files. Running calls end by themselves."""
         self._lanes.close()
         with self._lock:
             reader, self._reader = self._reader, None
@@ -397,6 +412,8 @@ class StorageClient:
 
 
 def _may_read(root: str) -> bool:
-    """True if this process may read the files of a store, which only the store's user may; also true for a directory
-    that does not exist."""
+    """True if this process may read a store's files. Only the store's user may.
+
+    Also true for a directory that does not exist.
+    """
     return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class StorageClients:
-    """Makes each StorageClient once. Thread-safe. `node_id`: the Ray node of this process."""
+    """Creates one StorageClient per storage actor. Thread-safe. `node_id`: the Ray node of this process."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
@@ -25,7 +25,7 @@ class StorageClients:
         self._clients: dict[str, StorageClient] = {}
 
     def get(self, name: str) -> StorageClient:
-        """The client of the storage actor `name`."""
+        """Return the client of the storage actor `name`."""
         with self._lock:
             client = self._clients.get(name)
             if client is None:
@@ -33,7 +33,7 @@ class StorageClients:
             return client
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all clients."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:

@@ -1,4 +1,4 @@
-"""The data-plane calls of a storage actor over one lane, and the watch of a consumer over a lane of its own."""
+"""The data-plane calls to a storage actor over one lane, and a consumer's watch over a separate lane."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ WATCH_TIMEOUT_S: Final = 5.0
 class StorageLane:
     """One lane to a storage actor. Not shared between threads at the same time.
 
-    Its calls raise what the actor raised; RequestTimeoutError without an answer in time, OSError or EOFError when the
-    connection broke. After these three the lane is closed, and the call may have run.
+    Each call raises what the actor raised; RequestTimeoutError without an answer in time; OSError or EOFError if the
+    connection broke. After the last three errors the lane is closed, and the call may have run.
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
@@ -123,24 +123,24 @@ class StorageLane:
 
 
 class EndsWatch:
-    """A consumer's lane by which it learns that its queues have something. Not shared between threads.
+    """A consumer's lane that reports when the consumer's queues have new messages. Not shared between threads.
 
-    Each method raises ServiceNotAvailableError when the connection broke; then the watch is closed. An error of the
-    storage actor (NotMasterError …) is raised by `receive`, and leaves it open.
+    Each method raises ServiceNotAvailableError if the connection broke; then the watch is closed. `receive` also raises
+    errors of the storage actor, such as NotMasterError, and the watch stays open.
     """
 
     def __init__(self, name: str, address: LaneAddress, *, remote: bool = False) -> None:
-        """Open a lane to storage actor `name`, by TCP if it is `remote`; raises as `Lane`."""
+        """Open a lane to the storage actor `name`, by TCP if the actor is `remote`. Raises as `Lane`."""
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
-        """The queues of the last ask."""
+        """The queues of the last `ask`."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
-        """The reads in place since the last ask."""
+        """The reads in mapped files since the last `ask`."""
 
     def fileno(self) -> int:
-        """The descriptor that is readable once an answer has come."""
+        """Return the descriptor, which is readable once an answer has arrived."""
         return self._lane.fileno()
 
     @property
@@ -149,11 +149,11 @@ class EndsWatch:
         return self._lane.closed
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Ask for the ends of the requests' queues, and do not wait.
+        """Request the ends of the requests' queues, without waiting.
 
-        The answer comes as soon as one of them has something behind its offset, or does not hold its offset, and after
-        `wait_s`, 30 at most. An earlier question gets no answer any more. InvalidArgumentError for more than 65,535
-        queues.
+        The answer comes as soon as a queue has messages at or after its offset, or lacks its offset. It comes at the
+        latest after `wait_s`, at most 30 s. An earlier request gets no answer any more. InvalidArgumentError for more
+        than 65,535 queues.
         """
         if len(requests) > COUNT_MAX:
             raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
@@ -169,8 +169,10 @@ class EndsWatch:
             raise self._broken(error) from error
 
     def receive(self) -> list[QueueEnds]:
-        """The answer, once the descriptor is readable: one for each request, in order. An empty list, if it was one to
-        an earlier question: go on waiting."""
+        """Return one answer per request of the last `ask`, in order, once the descriptor is readable.
+
+        Returns an empty list for an answer to an earlier `ask`; the caller keeps waiting.
+        """
         deadline_s = time.monotonic() + WATCH_TIMEOUT_S
         try:
             answer = self._lane.receive_one(deadline_s)
@@ -183,7 +185,7 @@ class EndsWatch:
         return [] if answer is None else decode_ends(answer.payload, answer.count)
 
     def count_read(self, messages: int) -> None:
-        """Note that a read in place of a queue has found so many messages; the next ask, or `close`, says so."""
+        """Count a read in mapped files, which found `messages` messages. The next `ask`, or `close`, reports it."""
         self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     def close(self) -> None:

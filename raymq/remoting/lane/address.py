@@ -1,8 +1,8 @@
-"""The address of a lane's server, and the TLS that goes with it.
+"""The address of a lane's server, and the server's TLS.
 
-Certificates live for weeks and processes for longer, so the files are looked at whenever a lane is opened (three calls
-of `stat`, some microseconds) and read anew once one of them is another one. Lanes that are open stay as they are. While
-the files do not fit together, because somebody is in the middle of exchanging them, the ones before are used on.
+Certificates live for weeks and processes for longer. So the files are checked whenever a lane is opened (three calls of
+`stat`, some microseconds), and read again if one of them has changed. Open lanes stay as they are. If the files do not
+match, because someone is replacing them, the former certificate stays in use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from raymq.common.closing import in_forked_child
 logger = logging.getLogger(__name__)
 
 SAME_LINE_PAUSE_S: Final = 60.0
-"""The pause between two lines in the log about the same refusal: clients try again each second."""
+"""The pause between two log lines about the same refusal, because clients retry each second."""
 SAME_LINES_MAX: Final = 64
-"""The most refusals that are told apart; further ones are logged as soon as an older one is forgotten."""
+"""The most refusals that are tracked; further refusals are logged once an older one is forgotten."""
 NO_TLS: Final = frozenset({"wrong version number", "http request", "packet length too long", "record layer failure"})
-"""OpenSSL's reasons where the other side sends something else than TLS."""
+"""OpenSSL's reasons if the other side sends anything other than TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,21 @@ class LaneAddress:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of a certificate, of its key, and of the authority that signs the other side's certificate, as PEM."""
+    """The PEM files of a certificate, of its key, and of the authority that signs the other side's certificate."""
 
     certificate: str
     key: str
     authority: str
 
     def server_context(self) -> ssl.SSLContext:
-        """The context of a server that demands a certificate of its clients. OSError if a file cannot be read."""
+        """Build the context of a server that demands a certificate of its clients. OSError: a file cannot be read."""
         return self._prepare(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def client_context(self) -> ssl.SSLContext:
-        """The context of a client. The server's certificate must be signed by the authority; its host name is not
-        compared, because nodes are reached by their IP addresses (as in Ray)."""
+        """Build the context of a client, which accepts server certificates that the authority has signed.
+
+        Host names are not compared, because clients connect to IP addresses, as in Ray. OSError: a file cannot be read.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._prepare(context)
@@ -77,17 +79,16 @@ class TlsFiles:
         return context
 
     def stamps(self) -> tuple[tuple[int, int, int], ...]:
-        """The inode, the size in bytes and the time of the last change in ns of each file. OSError if one is gone."""
+        """Return each file's inode, size in bytes and last change in ns. OSError if a file does not exist."""
         found = [os.stat(path) for path in (self.certificate, self.key, self.authority)]
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
 
 class TlsContext:
-    """The context of one end of lanes, made from files that may be exchanged at any time. Thread-safe."""
+    """The TLS context of one end of lanes, built from files that may be replaced at any time. Thread-safe."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
-        """`make` is a method of TlsFiles. OSError (an ssl.SSLError is one) if the files cannot be read or do not fit
-        together: there are none before them that could be used."""
+        """`make` is a method of TlsFiles. OSError, or its ssl.SSLError, if the files are unreadable or do not match."""
         self.files = files
         self._make = make
         self._lock = threading.Lock()
@@ -95,16 +96,16 @@ class TlsContext:
         self._context = make(files)
 
     def current(self) -> ssl.SSLContext:
-        """The context for a new connection, of the files as they are now.
+        """Return the context for a new connection, from the current files.
 
-        While they cannot be read or do not fit together, the context before stays, and a line in the log says so.
+        If the files cannot be read or do not match, a log line reports it, and the former context is returned.
         """
         with self._lock:
             try:
                 stamps = self.files.stamps()
                 if stamps != self._stamps:
                     self._context = self._make(self.files)
-                    self._stamps = stamps  # of before they were read: what changed meanwhile is read again
+                    self._stamps = stamps  # from before the reading, so that later changes are read again
                     logger.info(
                         "lanes that are opened from now on use the new certificate in %s", self.files.certificate
                     )
@@ -120,12 +121,12 @@ class TlsContext:
 
 @lru_cache(maxsize=8)
 def client_tls(files: TlsFiles) -> TlsContext:
-    """The context of this process's lanes to servers. OSError as of TlsContext; then the next call tries again."""
+    """Return the context of this process's lanes to servers. OSError as of TlsContext; the next call retries."""
     return TlsContext(files, TlsFiles.client_context)
 
 
 class SeldomLines:
-    """Warnings that would come again each second: a line for each key once in SAME_LINE_PAUSE_S. Thread-safe."""
+    """Logs repeated warnings at most once per key in SAME_LINE_PAUSE_S. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -133,7 +134,7 @@ class SeldomLines:
         self._told_s: dict[tuple[str, ...], float] = {}
 
     def warn(self, key: tuple[str, ...], line: str) -> None:
-        """Log `line`, unless there was one for `key` a moment ago, or there are too many keys."""
+        """Log `line`, unless a line for `key` was logged recently, or too many keys are tracked."""
         now_s = self._clock()
         with self._lock:
             told_s = self._told_s.get(key)
@@ -152,7 +153,7 @@ in_forked_child(told_seldom.__init__)  # type: ignore[misc]
 
 
 def failure_text(error: BaseException) -> str:
-    """The reason of a failure of TLS in a few words: what OpenSSL says, without its file and line."""
+    """Return OpenSSL's reason for a TLS failure, without OpenSSL's file and line."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     reason = getattr(error, "reason", None)
@@ -160,7 +161,7 @@ def failure_text(error: BaseException) -> str:
 
 
 def refused_by_server(error: ssl.SSLError, peer: str, label: str, files: TlsFiles) -> str:
-    """The line of a server that did not come to terms with a client; "" if that just went away."""
+    """Return the log message for a failed TLS handshake; empty if the client merely disconnected."""
     text = failure_text(error)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return ""
@@ -178,7 +179,7 @@ def refused_by_server(error: ssl.SSLError, peer: str, label: str, files: TlsFile
 
 
 def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
-    """The line of a client that did not come to terms with the server at `peer`."""
+    """Return the error text of a client whose TLS handshake with the server at `peer` failed."""
     text = failure_text(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
@@ -194,7 +195,7 @@ def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
 
 
 def rays_tls(environment: Mapping[str, str] = os.environ) -> TlsFiles | None:
-    """The files of Ray's own TLS, which RAY_USE_TLS=1 switches on for a whole cluster; None where it is off."""
+    """Return the files of Ray's own TLS, or None if RAY_USE_TLS is off. KeyError if a file's variable is not set."""
     if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     return TlsFiles(

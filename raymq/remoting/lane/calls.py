@@ -20,23 +20,23 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Buffer
 
 Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
-"""Has a call of a method, by its name, made now or soon, in whatever thread; or calls the last function with the reason
-why it is not made. It may raise that reason, too."""
+"""Runs the call of a method, given by name, now or soon, in any thread. If the call is refused, either calls the last
+function with the reason or raises the reason."""
 
 Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
-"""Raises unless a request's user may call a method with these arguments. For the lane's thread: it must not block."""
+"""Raises unless a request's user may call a method with these arguments. Runs in the lane's thread; must not block."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode_call(method: str, arguments: Sequence[Any]) -> bytes:
-    """The payload of a call. TypeError for an argument that cannot be sent."""
+    """Encode the payload of a call. TypeError for an argument that msgpack cannot encode."""
     name = method.encode()
     return bytes([len(name)]) + name + _encoder.encode(list(arguments))
 
 
 def decode_name(payload: memoryview) -> tuple[str, memoryview]:
-    """A call's method, and the rest of its payload. InvalidArgumentError if it is none."""
+    """Return a call's method and the rest of its payload. InvalidArgumentError if the payload has no method."""
     end = 1 + payload[0] if len(payload) else 0
     if not 0 < end <= len(payload):
         raise InvalidArgumentError("a control call has no method")
@@ -44,20 +44,20 @@ def decode_name(payload: memoryview) -> tuple[str, memoryview]:
 
 
 def argument_types(method: Callable[..., Any], skip: int = 0) -> list[Any]:
-    """The types of a method's arguments, by its annotations, without the first `skip`."""
+    """Return the annotated types of a method's arguments, without the first `skip`."""
     hints = get_type_hints(method)
     return [hints.get(name, Any) for name in list(signature(method).parameters)[skip:]]
 
 
 class ArgumentReader:
-    """Reads the arguments of one method; those at the end that have defaults may be missing."""
+    """Decodes the arguments of one method. Arguments with defaults may be missing at the end."""
 
     def __init__(self, method: Callable[..., Any], skip: int = 0) -> None:
-        """Without the method's first `skip` arguments, which do not travel."""
+        """The method's first `skip` arguments are not on the wire."""
         self._types = argument_types(method, skip)
 
     def read(self, payload: Buffer) -> Sequence[Any]:
-        """The arguments in a call. InvalidArgumentError if they are not what the method takes."""
+        """Decode the arguments of a call. InvalidArgumentError if the method does not take them."""
         raw = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         if len(raw) > len(self._types):
             raise InvalidArgumentError(f"{len(raw)} arguments came for {len(self._types)}")
@@ -67,9 +67,9 @@ class ArgumentReader:
 class ControlCalls:
     """A handler for LaneServer that calls methods by name.
 
-    `methods` are called by way of `submit`, so that they may block, and their results are the answers. `at_once` are
-    called by the lane's own thread, with the request before their arguments; they must not block, and answer it
-    themselves: `request.answer(encode_result(...))`.
+    `submit` runs the `methods`, so that they may block; their results are the answers. The lane's own thread calls the
+    methods `at_once`, with the request as the first argument. Those must not block, and answer the request themselves:
+    `request.answer(encode_result(...))`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ControlCalls:
         at_once: Mapping[str, Callable[..., None]] | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`guard` is asked before each call, if there is one."""
+        """`guard`, if given, is called before each method."""
         self._submit, self._guard = submit, guard
         self._methods = {name: (method, ArgumentReader(method)) for name, method in methods.items()}
         self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}
@@ -114,12 +114,12 @@ def _run(request: LaneRequest, name: str, method: Callable[..., Any], arguments:
 
 
 def encode_result(result: Any) -> bytes:
-    """A method's result as the payload of an answer. TypeError if it cannot be sent."""
+    """Encode a method's result as the payload of an answer. TypeError if msgpack cannot encode the result."""
     return _encoder.encode(result)
 
 
 def decode_result(payload: Buffer, kind: Any) -> Any:
-    """The result in an answer, as a value of type `kind`. ServiceNotAvailableError if it is none."""
+    """Decode the result in an answer as a value of type `kind`. ServiceNotAvailableError if that is impossible."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:

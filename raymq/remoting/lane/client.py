@@ -1,7 +1,6 @@
-"""The client's end of a lane. A call is written, and its answer read, by the calling thread.
+"""The client's end of a lane. The calling thread writes the call and reads the answer.
 
-The socket blocks, with timeouts that the kernel keeps: a call costs two system calls then, and no hand-over to another
-thread.
+The socket blocks, with timeouts that the kernel keeps. So a call costs two system calls and no switch between threads.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from raymq.remoting.lane.frames import (
 from raymq.remoting.lane.handshake import TlsRefusedError
 
 OPEN_TIMEOUT_S: Final = 2.0
-"""Bounds connecting and the handshake."""
+"""Limits connecting and the handshake."""
 BACKLOG_PAUSE_S: Final = 0.01
-"""The pause before the server is asked again, while too many connections wait there."""
+"""The pause before the client connects again to a server whose backlog is full."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
-"""The size of a lane's own buffer. A longer answer gets one for itself."""
+"""The size of a lane's own buffer. A longer answer gets a buffer of its own."""
 SEND_PARTS_MAX: Final = 512
-"""Parts that are handed to the kernel at a time, which takes 1024."""
+"""The most parts in one system call. The kernel takes 1024."""
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 _TIMEVAL: Final = struct.Struct("ll")
 
@@ -55,21 +54,21 @@ class Lane:
     """One connection to a LaneServer. Not shared between threads at the same time."""
 
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Connect and authenticate, by TCP if the server is `remote`; as the user that this process acts as, if any.
+        """Connect, by TCP if the server is `remote`, and authenticate, as the user of this process if it has one.
 
-        Raises OSError (LaneSecretError if one side does not know the secret) or EOFError when that fails, and
-        LaneRefusedError if the server says no, to this connection or to this user.
+        Raises OSError or EOFError if that fails; LaneSecretError, which is an OSError, if one side lacks the secret.
+        LaneRefusedError: the server refuses this connection or this user.
         """
         self._checked = remote
         self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
         self._buffer = memoryview(bytearray(SMALL_ANSWER_BYTES))
         self._have = 0
-        """The bytes in the buffer behind the last answer."""
+        """The bytes in the buffer after the last answer."""
         self._correlation = 0
         self._timeouts_s = [-1.0, -1.0]
-        """The timeouts that the socket has, for receiving and for sending."""
+        """The socket's timeouts for receiving and for sending, in seconds."""
         self._small_timeout_s = -1.0
-        """The timeout that it has for both, if `call_small` has set it."""
+        """The timeout that `call_small` has set for receiving and sending; -1 if another call has changed it."""
         self.closed = False
         self._deadline_s = time.monotonic() + timeout_s
         self._is_tls = False
@@ -78,7 +77,7 @@ class Lane:
         close_in_child(self)
         try:
             self._shake_hands(address.secret)
-        except ssl.SSLError as error:  # TLS 1.3 tells a client after its own handshake that it is not accepted
+        except ssl.SSLError as error:  # TLS 1.3 refuses a client only after the client's own handshake
             self.close()
             raise _tls_refused(error, address, rays_tls()) from error
         except BaseException:
@@ -125,10 +124,10 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> Answer:
-        """One request, with a payload of `parts` one after another. Returns its answer. `before` as in `send`.
+        """Send a request, whose payload is the joined `parts`, and return its answer. `before` as in `send`.
 
-        Raises what the server raised; RequestTimeoutError without an answer in time, OSError or EOFError when the
-        connection broke: after these three the lane is closed and the call may have run.
+        Raises what the server raised; RequestTimeoutError without an answer in time; OSError or EOFError if the
+        connection broke. After the last three errors the lane is closed, and the call may have run.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -139,9 +138,11 @@ class Lane:
             raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
 
     def call_small(self, kind: int, parts: Sequence[Buffer], size: int, timeout_s: float) -> Answer:
-        """`call` of one small request, with count 1 and a payload of `size` bytes, in fewer steps: the request is
-        written by one system call and its answer, which is small, too, is read by another one. Where that is not so,
-        the general way goes on from there. Errors as of `call`."""
+        """Send one small request, with count 1 and a payload of `size` bytes, and return its answer.
+
+        One system call writes the request and another one reads the answer. If either takes more, the general code
+        continues from there. Errors as of `call`.
+        """
         self._correlation += 1
         try:
             if timeout_s != self._small_timeout_s:
@@ -151,7 +152,7 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            if not self._have:  # else there are answers to requests that others took the place of
+            if not self._have:  # otherwise answers to earlier requests are buffered
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
                     raise EOFError("the server has closed the lane")
@@ -181,8 +182,11 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> None:
-        """Send a request, whose answer takes the place of that of any request before. `before`: frames that have no
-        answer, to be sent in front of it. BlockingIOError if the server does not take it until `deadline_s`."""
+        """Send a request. `receive` then returns its answer, and drops the answers of earlier requests.
+
+        `before`: frames without an answer, which are sent ahead of the request. BlockingIOError if the server does not
+        accept the bytes until `deadline_s`.
+        """
         self._correlation += 1
         size = sum(map(len, parts))
         try:
@@ -194,18 +198,18 @@ class Lane:
             raise
 
     def receive(self, deadline_s: float) -> Answer:
-        """The answer to the last request. Raises as `call`; BlockingIOError if it is not there by `deadline_s`."""
+        """Return the answer to the last request. Raises as `call`; BlockingIOError after `deadline_s`."""
         while True:
             answer = self.receive_one(deadline_s)
             if answer is not None:
                 return answer
 
     def receive_one(self, deadline_s: float) -> Answer | None:
-        """The next answer, as `receive`; None if it is to a request that another took the place of."""
+        """Return the next answer, as `receive`; None if it answers an earlier request than the last one."""
         return self._receive_answer(deadline_s, of_any=False)
 
     def receive_next(self, deadline_s: float) -> Answer:
-        """The next answer, to whichever of several requests under way. Raises as `receive`."""
+        """Return the next answer to any of the requests in flight. Raises as `receive`."""
         answer = self._receive_answer(deadline_s, of_any=True)
         assert answer is not None
         return answer
@@ -223,11 +227,11 @@ class Lane:
         return Answer(flags, count, payload)
 
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
-        """A frame that gets no answer, for `send`."""
+        """Build a frame without an answer, for the argument `before` of `send`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
 
     def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
-        """Send a frame that gets no answer. Raises as `send`."""
+        """Send a frame without an answer. Raises as `send`."""
         frame = self.pack_unanswered(kind, payload)
         try:
             self._send((frame,), len(frame), deadline_s)
@@ -236,12 +240,12 @@ class Lane:
             raise
 
     def fileno(self) -> int:
-        """The socket's descriptor: readable when there is something to receive."""
+        """Return the socket's descriptor, which is readable if bytes have arrived."""
         return self._stream.fileno()
 
     @property
     def has_received(self) -> bool:
-        """True if bytes of an answer were received already, of which the descriptor does not tell."""
+        """True if bytes of an answer are already buffered, which the descriptor does not show."""
         return bool(self._have) or (isinstance(self._stream, ssl.SSLSocket) and self._stream.pending() > 0)
 
     def close(self) -> None:
@@ -257,7 +261,7 @@ class Lane:
     # Bytes
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
-        """One frame; its payload is in the lane's buffer, or in one of its own if it is large."""
+        """Receive one frame. Its payload is in the lane's buffer or, if it is large, in a buffer of its own."""
         self._fill(self._header_bytes, deadline_s)
         fields = unpack_header(self._buffer, 0, checked=self._checked)
         size, start = fields[0], self._header_bytes
@@ -265,7 +269,7 @@ class Lane:
         if stop <= SMALL_ANSWER_BYTES:
             self._fill(stop, deadline_s)
             payload, self._have = self._buffer[start:stop], self._have - stop
-            if self._have:  # answers to requests that others took the place of, and the beginning of the next
+            if self._have:  # the next frames, which must not be overwritten
                 payload = memoryview(bytes(payload))
                 self._buffer[: self._have] = self._buffer[stop : stop + self._have]
             return *fields, payload
@@ -278,7 +282,7 @@ class Lane:
         return *fields, large
 
     def _fill(self, size: int, deadline_s: float) -> None:
-        """Receive until the buffer has `size` bytes."""
+        """Receive until the buffer holds `size` bytes."""
         while self._have < size:
             self._have += self._receive(self._buffer[self._have :], deadline_s)
 
@@ -321,19 +325,19 @@ class Lane:
             sent = self._stream.sendmsg(left[:SEND_PARTS_MAX])
 
     def _set_small_timeout(self, timeout_s: float) -> None:
-        """Bound each read and write of small calls by the whole of `timeout_s`."""
+        """Limit each read and each write of a small call to `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         self._set_timeout(0, socket.SO_RCVTIMEO, deadline_s)
         self._set_timeout(1, socket.SO_SNDTIMEO, deadline_s)
         self._small_timeout_s = timeout_s
 
     def _set_timeout(self, index: int, option: int, deadline_s: float) -> None:
-        """Bound the next read or write. BlockingIOError if the time is over."""
+        """Limit the next read or write. BlockingIOError if the deadline has passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise BlockingIOError
         if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
-            return  # it has this timeout, or nearly so
+            return  # the socket's timeout is close enough
         self._small_timeout_s = -1.0
         if self._is_tls:
             self._stream.settimeout(left_s)
@@ -354,12 +358,12 @@ def open_anywhere(address: LaneAddress, timeout_s: float) -> Lane:
 
 
 def timeval(timeout_s: float) -> bytes:
-    """A timeout, of more than 0 s, as the kernel takes it: rounded up to whole microseconds, which are not none."""
+    """Encode a positive timeout for the kernel, rounded up to whole microseconds. Zero would mean no timeout."""
     return _TIMEVAL.pack(*divmod(int(timeout_s * 1e6) + 1, 1_000_000))
 
 
 def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
-    """The error to raise for one of TLS: `error` itself if the server just went away."""
+    """Return the error to raise for an error of TLS: `error` itself if the server merely disconnected."""
     if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return error
     return TlsRefusedError(refused_by_client(error, f"{address.host}:{address.port}", files))
@@ -374,7 +378,7 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
             try:
                 stream.connect(address.name)
                 break
-            except BlockingIOError:  # too many wait to be accepted: a Unix socket says so at once
+            except BlockingIOError:  # the backlog is full: a Unix socket reports that at once
                 if time.monotonic() + BACKLOG_PAUSE_S >= deadline_s:
                     raise
                 time.sleep(BACKLOG_PAUSE_S)

@@ -1,10 +1,10 @@
-"""The handshake of a lane: each side shows that it knows the secret, without sending it. No sockets here.
+"""The handshake of a lane: each side proves that it has the secret, without sending it. Free of sockets.
 
-The bytes are in the package's docstring. Both sides' random parts are in each HMAC, so that nothing which was heard
-before is of use; and the HMACs differ in their first word, so that no side can be made to answer for the other.
+The package's docstring describes the bytes. Each HMAC covers both sides' random parts, so a recorded handshake cannot
+be replayed. The HMACs of the two sides begin with different words, so neither side's proof can be reflected.
 
-A client that acts as a user signs with the user's key, too: the lane is the user's from then on. A server that asks for
-no users pays no heed to it.
+A client that acts as a user also signs with the user's key; the lane then belongs to the user. A server without users
+ignores that signature.
 """
 
 from __future__ import annotations
@@ -43,28 +43,30 @@ class HandshakeStatus(IntEnum):
 
 
 class LaneRefusedError(ServiceNotAvailableError):
-    """The lane's server does not take this connection. Callers go another way."""
+    """The lane's server refuses this connection. A later attempt may succeed."""
 
 
 class LaneSecretError(ProtocolError):
-    """The other side does not know the lane's secret."""
+    """The other side of a lane does not have the lane's secret."""
 
 
 class TlsRefusedError(ConnectionRefusedError):
-    """The two ends of a lane do not accept each other's certificates, or speak no TLS with each other. Callers go
-    another way; the text says which certificate has to be another one."""
+    """The two ends of a lane refuse each other's certificates, or only one of them uses TLS.
+
+    The text names the certificate that must be replaced.
+    """
 
 
 def make_hello(version: int = VERSION) -> bytes:
-    """The beginning of a side's part."""
+    """Build the hello with which each side begins."""
     return _HEAD.pack(_MAGIC, version, 0) + secrets.token_bytes(_RANDOM_BYTES)
 
 
 def version_of(hello: bytes) -> int:
-    """The version that the other side speaks. ProtocolError if it speaks no lane at all."""
+    """Return the version in the other side's hello. ProtocolError if the bytes are no hello."""
     magic, version, _ = _HEAD.unpack_from(hello)
     if magic != _MAGIC:
-        raise ProtocolError("the other side does not speak as a lane does")
+        raise ProtocolError("the other side does not use the protocol of lanes")
     return int(version)
 
 
@@ -73,10 +75,10 @@ def _proof(secret: bytes, word: bytes, server_hello: bytes, client_part: bytes) 
 
 
 def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = None) -> bytes:
-    """The client's part, in the name of a user if `identity` is given.
+    """Build the client's reply to the server's hello, in the name of a user if `identity` is given.
 
-    LaneRefusedError if the server speaks another version, or the user's name is longer than USER_NAME_MAX_BYTES;
-    ProtocolError if it is no lane's server.
+    LaneRefusedError if the server uses another version, or the user's name is longer than USER_NAME_MAX_BYTES.
+    ProtocolError if the server is not a lane's server.
     """
     version = version_of(server_hello)
     if version != VERSION:
@@ -93,14 +95,13 @@ def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = N
 
 
 def check_reply(secret: bytes, server_hello: bytes, reply: bytes) -> bool:
-    """True if the client's reply shows that it knows the secret."""
+    """True if the reply proves that the client has the secret."""
     named, proof = reply[:_NAMED_BYTES], reply[_NAMED_BYTES:_PROVEN_BYTES]
     return hmac.compare_digest(proof, _proof(secret, b"client", server_hello, named))
 
 
 def user_of(reply: bytes) -> str:
-    """The name of the user that a reply is made in the name of; empty if it names none. ProtocolError if it is no
-    name."""
+    """Return the name of the user in a reply, or an empty text. ProtocolError if the name cannot be decoded."""
     length = reply[HELLO_BYTES]
     try:
         return reply[HELLO_BYTES + 1 : HELLO_BYTES + 1 + length].decode()
@@ -115,14 +116,15 @@ def check_user(key: bytes, server_hello: bytes, reply: bytes) -> bool:
 
 
 def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: HandshakeStatus) -> bytes:
-    """The end of the server's part."""
+    """Build the verdict with which the server ends the handshake."""
     word = b"server" + bytes([verdict])
     return bytes([verdict]) + _proof(secret, word, server_hello, reply[:HELLO_BYTES])
 
 
 def check_verdict(secret: bytes, server_hello: bytes, reply: bytes, answer: bytes) -> None:
-    """Return if the server has opened the lane. LaneRefusedError if it did not, LaneSecretError if it does not know
-    the secret."""
+    """Check the server's verdict. LaneRefusedError if the server refuses the lane; LaneSecretError if the server lacks
+    the secret.
+    """
     if answer[:1] not in {bytes([one]) for one in HandshakeStatus}:
         raise LaneSecretError("the lane's server gave no verdict")
     verdict = HandshakeStatus(answer[0])
