@@ -35,8 +35,6 @@ from storage.replication.log_chunks import truncate_log
 
 _REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "compaction", "index")
 
-UNFLUSHED_MAX_BYTES: Final = 16 << 20
-"""The most bytes that a slave far behind may have written and not flushed."""
 LOGGED_TOPICS_MAX: Final = 10
 """The most deleted topics that one log message names."""
 
@@ -150,27 +148,12 @@ class FollowerSide(GroupReplica):
             closed.gate.fail(error)
             raise
 
-    def append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log.
-
-        On return the chunk is on disk if it reached the master's end; otherwise its flush continues while the next
-        chunk is read.
-
-        NotMasterError unless it follows in `epoch`. InvalidArgumentError: the chunk does not continue this log; nothing
-        is written. ServiceNotAvailableError: this disk is too slow.
-        """
-        with self._order_lock, self._failing_on_disk_errors():
-            more = chunk.physical_offset + len(chunk.data) < chunk.end_offset
-            wait = not more or self._store.log.end_offset - self._store.gate.stored_offset >= UNFLUSHED_MAX_BYTES
-            if not self._append_chunk(epoch, chunk, wait=wait) and wait:
-                self._store.gate.flush_all()
-            self._show_chunk(chunk)
-            return self._copied(chunk)
-
     def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk as `append_log` does, without waiting: the chunk is on disk once `copied` returns its end.
+        """Append a chunk of the master's log, without waiting: it is on disk once `copied` returns its end.
 
-        ServiceNotAvailableError: this replica is changing its role, or its log; nothing is written.
+        NotMasterError unless this replica follows in `epoch`. InvalidArgumentError: the chunk does not continue this
+        log; nothing is written. ServiceNotAvailableError: this replica is changing its role, or its log; nothing is
+        written.
         """
         if not self._order_lock.acquire(blocking=False):
             raise ServiceNotAvailableError(
@@ -179,7 +162,7 @@ class FollowerSide(GroupReplica):
             )
         try:
             with self._failing_on_disk_errors():
-                self._append_chunk(epoch, chunk, wait=False)
+                self._append_chunk(epoch, chunk)
                 self._show_chunk(chunk)
                 return self._copied(chunk)
         finally:
@@ -199,26 +182,23 @@ class FollowerSide(GroupReplica):
             store = self._store
         return store.gate.stored_offset if store.chunks.is_durable(end_offset) else None
 
-    def _append_chunk(self, epoch: int, chunk: LogChunk, *, wait: bool) -> bool:
-        """Append a chunk; errors as of `append_log`. Returns True if it is on disk, or empty.
-
-        Without `wait` the flush is only requested.
-        """
+    def _append_chunk(self, epoch: int, chunk: LogChunk) -> None:
+        """Append a chunk, and request its flush. Errors as of `start_append_log`."""
         self._role.check_chunk(epoch)
         end = self._store.log.end_offset
         if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
             raise InvalidArgumentError(f"a chunk for {chunk.physical_offset} came to a log that ends at {end}")
         if not chunk.data:
-            return True
+            return
         if chunk.entry is not None and chunk.entry.epoch > self._epochs.last_epoch:
             self._begin_epoch(*chunk.entry)
         if chunk.hole is None:
-            return self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=wait)
+            self._store.chunks.append_chunk(chunk.physical_offset, chunk.data, wait=False)
+            return
         self._store.chunks.append_hole(chunk.physical_offset, chunk.data, chunk.hole)
         if chunk.hole.left == 0:
             with self._changed:
                 self._shared_holes |= {end}
-        return False
 
     def _show_chunk(self, chunk: LogChunk) -> None:
         """Show consumers the messages that the chunk's master has confirmed."""

@@ -74,7 +74,6 @@ class GroupReplica(SoleReplica):
         self._on_progress: list[Callable[[], None]] = []
         self._on_log: Callable[[], None] | None = None
         self._on_failure: Callable[[], None] = lambda: None
-        self._readers = 0
         """The number of calls that wait for the log to grow."""
         super().__init__(self._open())
         try:
@@ -174,9 +173,6 @@ class GroupReplica(SoleReplica):
         """Note that the log may have grown. Called by any thread, under no lock but `_changed`."""
         if self._on_log is not None:
             self._on_log()
-        if self._readers:
-            with self._changed:
-                self._changed.notify_all()
 
     def _on_stored(self, end_offset: int) -> None:
         """Note that this disk has everything before `end_offset`. Called by the store's flush thread."""

@@ -77,24 +77,6 @@ class MasterSide(GroupReplica):
         """Return the end of what followers get."""
         return self._store.gate.stored_offset if self._rules.fixed_roles else self._store.log.committed_offset
 
-    def read_log(self, request: LogRequest, max_bytes: int, wait_s: float) -> LogChunk:
-        """Return the chunk of the log that a follower requests, after waiting up to `wait_s` for records.
-
-        NotMasterError unless this replica leads the request's epoch; DataLossError for what retention has deleted;
-        StoreCorruptError for damaged bytes that a replica may still mend.
-        """
-        self.note_request(request)
-        epoch, physical_offset = request.epoch, request.next_offset
-        with self._changed:
-            self._readers += 1
-            try:
-                self._changed.wait_for(
-                    lambda: self._role.epoch != epoch or self._given_end > physical_offset or self._closed, wait_s
-                )
-            finally:
-                self._readers -= 1
-        return self.chunk_at(epoch, physical_offset, max_bytes)
-
     def note_request(self, request: LogRequest) -> None:
         """Record what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
         with self._changed:
@@ -114,7 +96,11 @@ class MasterSide(GroupReplica):
             return self._given_end - physical_offset
 
     def chunk_at(self, epoch: int, physical_offset: int, max_bytes: int) -> LogChunk:
-        """The chunk of the log at an offset, empty at its end. Errors as of `read_log`."""
+        """Return the chunk of the log at an offset, empty at the log's end.
+
+        NotMasterError unless this replica leads `epoch`; DataLossError for bytes that retention has deleted;
+        StoreCorruptError for damaged bytes that a replica may still mend.
+        """
         with self._changed:
             self._role.check_asked(epoch)
             assert self._sync is not None

@@ -174,18 +174,13 @@ class Following:
     position: int | None
     learner: bool
 
-    def request(self, replica: int, next_offset: int, acked_offset: int) -> LogRequest:
-        """Return the next request of this slave, `replica`, to its master."""
-        return LogRequest(replica, self.store_id, self.learner, self.epoch, next_offset, acked_offset)
-
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
     """A follower's request for the log from `next_offset` on. Everything before `acked_offset` is on its disk.
 
     While the follower's disk writes, `acked_offset` is less than `next_offset`. An acknowledgement never waits for the
-    next message: over lanes it has a frame of its own (ACK_LOG); by actor calls a follower reads from the master's end
-    only when everything before is on its disk.
+    next message, because it has a frame of its own (ACK_LOG).
     """
 
     follower: int

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count, cycle, pairwise
 from pathlib import Path
@@ -28,12 +28,13 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import raymq
-from actors.core.replica.orders import Copied
 from actors.core.replica.rules import ReplicaRules
+from actors.replica.log_carrier import LogCarrier
 from raymq.common.config.store import FlushDiskType
 from raymq.common.errors import SystemBusyError
 from raymq.common.message import Message
 from raymq.records.format.encode import EncodedBatch, ProducerSequence, encode_batch
+from raymq.remoting.lane.client import Lane
 from storage.message_store import MessageStore
 from storage.replication.log_chunks import CHUNK_MAX_BYTES
 from tests.bench.machine import touch_memory
@@ -115,14 +116,16 @@ class Carriers:
             thread.start()
 
     def _carry(self, name: int) -> None:
-        slave, master = self._group.replicas[name], self._group.master
-        following = slave.following(LONG_POLL_S)
+        following = self._group.replicas[name].following(LONG_POLL_S)
         assert following is not None
-        position = following.position or 0
-        copied = Copied(position, position, 0)
-        while not self._stopping.is_set():
-            request = following.request(name, copied.next_offset, copied.acked_offset)
-            copied = slave.append_log(following.epoch, master.read_log(request, CHUNK_MAX_BYTES, 0.1))
+        planes = self._group.planes
+        with closing(Lane(planes[following.master].address)) as master, closing(Lane(planes[name].address)) as slave:
+            LogCarrier(
+                *(master, slave, following, name, following.position or 0),
+                is_followed=lambda: True,
+                on_copied=lambda copied_bytes: None,
+                stopping=self._stopping,
+            ).run()
 
     def stop(self) -> None:
         self._stopping.set()

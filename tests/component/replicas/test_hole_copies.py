@@ -29,10 +29,10 @@ NEW = 2
 Make = Callable[..., LocalReplicas]
 
 
-@pytest.fixture(params=[False, True], ids=["by calls", "over lanes"])
-def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
     """Makes a group in which all replicas have BODIES, acknowledged."""
-    with filled_groups(tmp_path, BODIES, lanes=request.param) as build:
+    with filled_groups(tmp_path, BODIES) as build:
         yield build
 
 

@@ -40,7 +40,7 @@ MASTER, SLAVE = 0, 1
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LocalReplicas]:
-    group = LocalReplicas(tmp_path, 2, lanes=True)
+    group = LocalReplicas(tmp_path, 2)
     group.settle()
     yield group
     group.end()

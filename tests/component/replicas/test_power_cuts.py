@@ -39,10 +39,10 @@ class Disk:
             assert self.works.wait(WAIT_S)
 
 
-@pytest.fixture(params=["calls", "lanes"])
-def group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalReplicas]:
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[LocalReplicas]:
     """Two replicas in sync, the first of which leads."""
-    group = LocalReplicas(tmp_path, 2, lanes=request.param == "lanes")
+    group = LocalReplicas(tmp_path, 2)
     begin(group)
     assert group.master is group.replicas[MASTER]
     assert group.control_state.record is not None
@@ -173,10 +173,9 @@ def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledge
     assert len(logs(group)) == 1
 
 
-@pytest.mark.parametrize("lanes", [False, True], ids=["calls", "lanes"])
-def test_with_fixed_roles_a_slave_never_has_more_than_the_masters_disk(tmp_path, monkeypatch, lanes):
+def test_with_fixed_roles_a_slave_never_has_more_than_the_masters_disk(tmp_path, monkeypatch):
     rules = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0, all_ack_in_sync_state_set=False, fixed_roles=True)
-    group = LocalReplicas(tmp_path, 2, rules, lanes=lanes)
+    group = LocalReplicas(tmp_path, 2, rules)
     disk = Disk(group.directory(MASTER))
     try:
         begin(group)
@@ -200,7 +199,6 @@ def test_a_chunk_that_comes_while_a_role_changes_is_refused_and_not_waited_for(g
     slave = group.replicas[SLAVE]
     following = slave.following(0.0)
     assert following is not None
-    request = following.request(SLAVE, following.position or 0, 0)
-    chunk = group.master.read_log(request, 1 << 20, 0.0)
+    chunk = group.master.chunk_at(following.epoch, following.position or 0, 1 << 20)
     with slave._order_lock, pytest.raises(ServiceNotAvailableError, match="changes its role"):
         slave.start_append_log(following.epoch, chunk)

@@ -66,7 +66,7 @@ class Actors:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LocalReplicas]:
-    group = LocalReplicas(tmp_path, 2, lanes=True, host="127.0.0.1")
+    group = LocalReplicas(tmp_path, 2, host="127.0.0.1")
     group.settle()
     yield group
     group.end()

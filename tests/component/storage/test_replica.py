@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from actors.core.replica.orders import Copied, Follow, ReplicaRole
+from actors.core.replica.orders import Copied, Follow, LogRequest, ReplicaRole
 from actors.core.replica.rules import ReplicaRules
 from actors.replica import group_replica
 from actors.replica.replica import Replica
@@ -39,14 +39,14 @@ Make = Callable[..., LocalReplicas]
 RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 
 
-@pytest.fixture(params=["calls", "lanes"])
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Make]:
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
     monkeypatch.setattr(group_replica, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
     def build(**options: Any) -> LocalReplicas:
-        groups.append(LocalReplicas(tmp_path, lanes=request.param == "lanes", **options))
+        groups.append(LocalReplicas(tmp_path, **options))
         return groups[-1]
 
     yield build
@@ -258,12 +258,12 @@ def test_orders_of_older_epochs_change_nothing(make):
 def test_chunks_of_an_older_epoch_are_refused(make):
     group = make()
     group.settle()
-    name, slave = next((n, r) for n, r in group.replicas.items() if r is not group.master)
+    slave = next(r for r in group.replicas.values() if r is not group.master)
     following = slave.following(0.0)
     assert following is not None
-    chunk = group.master.read_log(following.request(name, following.position, following.position), 1000, 0.0)
+    chunk = group.master.chunk_at(following.epoch, following.position, 1000)
     with pytest.raises(NotMasterError):
-        slave.append_log(following.epoch - 1, chunk)
+        slave.start_append_log(following.epoch - 1, chunk)
 
 
 def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(make, monkeypatch):
@@ -281,14 +281,18 @@ def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(
             disk_has_worked.wait(60)
 
     monkeypatch.setattr(os, "fdatasync", flush)
-    first = group.master.read_log(following.request(name, start, start), 1000, 0.0)
-    copied = slave.append_log(following.epoch, first)
+    first = group.master.chunk_at(following.epoch, start, 1000)
+    copied = slave.start_append_log(following.epoch, first)
     assert copied == Copied(start + len(first.data), start, len(first.data))
-    rest = group.master.read_log(following.request(name, copied.next_offset, copied.acked_offset), 1 << 20, 0.0)
+    at = copied.next_offset, copied.acked_offset
+    group.master.note_request(LogRequest(name, following.store_id, following.learner, following.epoch, *at))
+    rest = group.master.chunk_at(following.epoch, copied.next_offset, 1 << 20)
     assert group.master.account().confirm_offset == start
+    end = slave.start_append_log(following.epoch, rest).next_offset
+    assert slave.copied(following.epoch, end) is None
     disk_has_worked.set()
-    copied = slave.append_log(following.epoch, rest)
-    assert copied.next_offset == copied.acked_offset == group.master.account().end_offset > start + len(first.data)
+    assert end == group.master.account().end_offset > start + len(first.data)
+    assert eventually(lambda: slave.copied(following.epoch, end), "the slave's disk to work") == end
 
 
 def test_a_restarted_group_goes_on_from_disk_alone(make, tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics
-from actors.core.replica.orders import Copied, Following
+from actors.core.replica.orders import Following
 from actors.core.replica.rules import ReplicaRules
 from actors.replica.data_plane import DataPlane
 from actors.replica.log_carrier import LogCarrier
@@ -59,8 +59,7 @@ class LocalReplicas:
     """Replicas below `root`, with a Controller that runs by `control` and Replicators that run by `copy`.
 
     `start` runs both in a thread, as their actors do. With `log_disks` each replica's log is on that number of disks.
-    With `lanes` chunks go over lanes, which use TCP if `host` is given; otherwise through actor methods. A chunk has
-    about `chunk_bytes`.
+    Chunks go over lanes, which use TCP if `host` is given. A chunk has about `chunk_bytes`.
     """
 
     def __init__(
@@ -70,12 +69,11 @@ class LocalReplicas:
         rules: ReplicaRules | None = None,
         *,
         log_disks: int = 0,
-        lanes: bool = False,
         host: str = "",
         chunk_bytes: int = 1 << 20,
         **store: Any,
     ) -> None:
-        self._root, self._store, self._log_disks, self._lanes, self._host = root, store, log_disks, lanes, host
+        self._root, self._store, self._log_disks, self._host = root, store, log_disks, host
         self._chunk_bytes = chunk_bytes
         self.planes: dict[int, DataPlane] = {}
         self.rules = rules or PATIENT
@@ -103,8 +101,7 @@ class LocalReplicas:
         settings = self.settings(name)
         store = partial(self._open_store, settings)
         replica = self.replicas[name] = Replica(GROUP, name, settings, self.rules, store)
-        if self._lanes:
-            self._open_plane(name)
+        self._open_plane(name)
         return replica
 
     def _open_plane(self, name: int) -> None:
@@ -131,8 +128,7 @@ class LocalReplicas:
         return MessageStore.open(settings, broker_name=GROUP, on_stored=on_stored)
 
     def close(self, name: int) -> None:
-        if self._lanes:
-            self.planes.pop(name).close()
+        self.planes.pop(name).close()
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
@@ -168,15 +164,7 @@ class LocalReplicas:
         if position is None:
             position = slave.align(epoch, master.history(epoch))
         self.mend(name)
-        if self._lanes:
-            self._copy_over_lanes(name, following, position, chunk_bytes)
-            return
-        copied = Copied(position, position, 0)
-        while True:
-            request = following.request(name, copied.next_offset, copied.acked_offset)
-            copied = slave.append_log(epoch, master.read_log(request, chunk_bytes, 0.0))
-            if not copied.copied_bytes:
-                return
+        self._copy_over_lanes(name, following, position, chunk_bytes)
 
     def mend(self, name: int) -> int:
         """Mend the logs of `name` and of its master by each other, as its Replicator does. Returns the number of

@@ -30,7 +30,7 @@ from tests.support.stores.stores import make_batch, open_store
 
 SERVER_PACKAGES = ("actors", "placement", "storage", "raydp_jobs")
 AMONG_SERVERS = {
-    "Storage": {"obey", "following", "history", "align", "read_log", "append_log"},
+    "Storage": {"obey", "following", "history", "align"},
     "Controller": {"leader", "settings", "homes"},
 }
 """Methods that only servers call."""
@@ -87,7 +87,7 @@ def test_the_status_of_a_store_is_plain_whatever_has_happened_to_it(tmp_path) ->
         for flag in RunningFlag:
             store.flags.set_flag(flag, "a reason")
         answers += [asdict(store.status()), store.status()]
-        store.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
+        store.gate.fail(OSError(errno.EIO, os.strerror(errno.EIO)))
         answers += [asdict(store.status()), store.status(), store.statistics()]
         for answer in answers:
             assert packages_in(answer).isdisjoint(SERVER_PACKAGES)
