@@ -183,11 +183,11 @@ class Storage:
             methods={
                 "queue_bounds": self.queue_bounds,
                 "bounds_of_queues": self.bounds_of_queues,
-                "queue_bounds_many": self.queue_bounds_many,
-                "stored_times": self.stored_times,
-                "bytes_of_spans": self.bytes_of_spans,
-                "offset_by_time": self.offset_by_time,
-                "next_sequences": self.next_sequences,
+                "queue_bounds_many": self._queue_bounds_many,
+                "stored_times": self._stored_times,
+                "bytes_of_spans": self._bytes_of_spans,
+                "offset_by_time": self._offset_by_time,
+                "next_sequences": self._next_sequences,
             },
             frame_max_bytes=min(longest + FRAME_OVERHEAD_BYTES, PAYLOAD_MAX),
             queues=self._settings,
@@ -304,29 +304,24 @@ class Storage:
         known = self._master_store().queues
         return [known.bounds(topic, queue_id) for topic, queue_id in queues]
 
-    @ray.method(concurrency_group="control")
-    def queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
+    def _queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
         """First and next visible offset of all queues of topics (QueueQueries.bounds_of_topics)."""
         return self._master_store().queues.bounds_of_topics(topics)
 
-    @ray.method(concurrency_group="control")
-    def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
+    def _stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
         """When the messages at positions of queues were stored (QueueQueries.stored_times)."""
         return self._master_store().queues.stored_times(positions)
 
-    @ray.method(concurrency_group="control")
-    def bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
+    def _bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
         """The bytes of records in equal parts of each span (QueueQueries.bytes_of_span)."""
         known = self._master_store().queues
         return [known.bytes_of_span(span) for span in spans]
 
-    @ray.method(concurrency_group="control")
-    def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
+    def _next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
         """How far a producer's messages are stored in each of several queues (QueueQueries.next_sequences)."""
         return self._master_store().queues.next_sequences(producer_id, epoch, queues)
 
-    @ray.method(concurrency_group="control")
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+    def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """First offset stored at or after a time, or with UPPER the last one at or before."""
         return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 

@@ -305,6 +305,8 @@ FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.
 OVER_LANES_ONLY: Final = frozenset(
     {
         *("Storage.end_transaction", "Storage.read_log", "Storage.append_log", "Pull.next_tasks", "Pull.report"),
+        *("Storage.queue_bounds_many", "Storage.stored_times", "Storage.bytes_of_spans", "Storage.offset_by_time"),
+        "Storage.next_sequences",
         *("Broker.commit_offsets", "Broker.receive_messages", "Broker.ack_messages", "Broker.change_invisible"),
         "Broker.take_questions",
     }

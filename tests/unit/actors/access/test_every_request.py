@@ -74,7 +74,6 @@ ARGUMENTS: dict[str, Any] = {
 OF_METHOD: dict[str, dict[str, Any]] = {
     "Broker.create_topics": {"topics": [named(topic="orders")]},
     "Broker.start_offsets": {"generations": ["orders"]},
-    "Storage.queue_bounds_many": {"topics": [("orders", 0)]},
     "Controller.leader": {"group": "broker-a"},
 }
 ANSWERS: dict[str, Any] = {
