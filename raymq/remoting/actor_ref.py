@@ -1,8 +1,8 @@
-"""Calls to Ray actors: the only module of raymq's clients that makes them, and that turns Ray's errors into raymq's.
+"""Calls to Ray actors. No other client module calls actors, or converts Ray's errors into raymq's errors.
 
-A call in the name of a user (raymq.common.identity) is signed, and made by the method's twin for that. Every call has a
-timeout. A call that Ray reports as failed may have run (design: facts about Ray), so a failure here says no more than
-"no answer"; the caller knows if its call is safe to repeat.
+A call in the name of a user (raymq.common.identity) is signed, and goes to the method's signed twin. Every call has a
+timeout. A call that Ray reports as failed may have run. So a failure means only that no answer came, and the caller
+decides if its call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from raymq.remoting.access.signatures import NONCE_BYTES, Signature, sign
 NAME_SERVERS_MAX: Final = 3
 """The most NameServers that a cluster has."""
 DEFAULT_TIMEOUT_S = 10.0
-"""Bounds an actor call whose caller gives no timeout."""
+"""Limits an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""The pause before a call is signed anew for the second time: its actor starts again and again."""
+"""The pause before a call is signed for the third time, because its actor restarts again and again."""
 CLOCKS_MAX: Final = 10_000
-"""The most actors whose processes a client remembers; beyond it all are forgotten, and learnt anew."""
+"""The most actors whose clocks a client keeps. If there are more, all are forgotten and learnt again."""
 
 _clocks: Final[dict[str, tuple[bytes, int]]] = {}
-"""By actor: the id of the actor's process, and the ms by which the process's clock is ahead of this one's."""
+"""By actor: the id of its process, and the ms by which that process's clock is ahead of this process's clock."""
 
 logger = logging.getLogger(__name__)
 
 
 def running_nameservers() -> list[NameServerName]:
-    """The names of the NameServers that run in the Ray cluster of this process."""
+    """Return the names of the NameServers that run in the Ray cluster of this process."""
     found = []
     for index in range(NAME_SERVERS_MAX):
         name = NameServerName(index)
@@ -60,10 +60,10 @@ def running_nameservers() -> list[NameServerName]:
 
 
 class ActorRef:
-    """A named raymq actor, looked up when first needed and again after it died for good.
+    """A named raymq actor, looked up at the first call and again after the actor has died for good.
 
-    Safe to share between threads. A handle stays valid over restarts by Ray; it is only dropped when Ray says that the
-    actor is dead, because a new one may have taken the name.
+    Thread-safe. A handle stays valid over restarts by Ray. It is dropped only if Ray reports the actor as dead, because
+    another actor may have taken the name.
     """
 
     def __init__(self, name: str) -> None:
@@ -72,7 +72,7 @@ class ActorRef:
         self._handle: Any = None
 
     def handle(self) -> Any:
-        """The actor's handle. ServiceNotAvailableError when no actor has this name."""
+        """Return the actor's handle. ServiceNotAvailableError if no actor has this name."""
         with self._lock:
             if self._handle is None:
                 try:
@@ -91,8 +91,9 @@ class ActorRef:
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Call a method and wait for its result.
 
-        Raises what the method raised if that is a RaymqError; RequestTimeoutError when there was no answer in time;
-        ServiceNotAvailableError when the actor is dead, restarting or unreachable (the call may have run).
+        Raises what the method raised if that is a RaymqError; RequestTimeoutError without an answer in time;
+        ServiceNotAvailableError if the actor is dead, restarting or unreachable. After the last two errors the call may
+        have run.
         """
         try:
             return _call(lambda: self.start(method, *args, **kwargs), f"{self.name}.{method}", timeout_s)
@@ -101,13 +102,17 @@ class ActorRef:
             raise
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method without waiting: returns Ray's reference of the result. Signed if this process acts as a user.
-        ServiceNotAvailableError when no actor has this name."""
+        """Call a method without waiting, and return Ray's reference to the result.
+
+        The call is signed if this process acts as a user. ServiceNotAvailableError if no actor has this name.
+        """
         return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method, neither wait for its result nor learn of its failure. A call that must be signed anew is.
-        ServiceNotAvailableError when no actor has this name."""
+        """Call a method, and ignore its result and its failure. A call that the actor wants signed again is repeated.
+
+        ServiceNotAvailableError if no actor has this name.
+        """
 
         def sign_anew(answer: Any) -> None:
             failure = answer.exception()
@@ -124,21 +129,20 @@ class ActorRef:
 
 
 class HandleRef:
-    """An actor that is called by its handle, because its name is in another namespace: a Listener, a PredicateRunner.
+    """An actor in another namespace, called by its handle: a Listener or a PredicateRunner. Thread-safe.
 
-    `name` is the actor's name, which signatures name. Calls are signed as `who`, and not signed if that is None. Safe
-    to share between threads.
+    Signatures contain the actor's `name`. Calls are signed as `who`, or unsigned if `who` is None.
     """
 
     def __init__(self, name: str, handle: Any, who: Identity | None) -> None:
         self.name, self.handle, self._who = name, handle, who
 
     def call(self, method: str, *args: Any, what: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method and wait for its result. Raises as `ActorRef.call`; texts name the call as `what`."""
+        """Call a method and wait for its result. Raises as `ActorRef.call`; errors name the call as `what`."""
         return _call(lambda: self.start(method, *args), what or f"{self.name}.{method}", timeout_s)
 
     def start(self, method: str, *args: Any) -> Any:
-        """Call a method without waiting: returns Ray's reference of the result."""
+        """Call a method without waiting, and return Ray's reference to the result."""
         return _start(self.handle, self.name, self._who, method, args, {})
 
 
@@ -153,8 +157,10 @@ def _start(
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    """Start a call and wait for its result. A call that was signed for another process of its actor, or for none, was
-    not carried out: it is signed anew, until the time is over."""
+    """Start a call and wait for its result, signing it again until the timeout if the actor demands that.
+
+    The actor refuses, and does not run, a call that was signed for another process of the actor or for none.
+    """
     until_s = time.monotonic() + timeout_s
     left_s, pause_s = timeout_s, 0.0
     while True:
@@ -171,8 +177,8 @@ def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
 def _signed(
     who: Identity, actor: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Signature, bytes]:
-    """A call's signature, and its arguments as the bytes that are signed."""
-    # Ray would put a result in the place of its reference, among plain arguments only.
+    """Return a call's signature, and its arguments as the signed bytes."""
+    # Ray replaces references by results among plain arguments only.
     values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
     payload = cloudpickle.dumps((values, kwargs))
     life, ahead_ms = _clocks.get(actor, (b"", 0))
@@ -181,20 +187,20 @@ def _signed(
 
 
 def _learn(error: SignedTooEarlyError) -> None:
-    """Sign calls of an actor for the process and the time that its refusal names."""
+    """Keep the process and the clock that an actor's refusal names, for later signatures."""
     if len(_clocks) >= CLOCKS_MAX:
         _clocks.clear()
     _clocks[error.actor] = error.life, error.now_ms - time.monotonic_ns() // 1_000_000
 
 
 class ActorGoneError(ServiceNotAvailableError):
-    """The actor died for good; another may take its name."""
+    """The actor died for good; another actor may take its name."""
 
 
 def resolve(reference: Any, what: str, timeout_s: float) -> Any:
-    """Wait up to `timeout_s` for a call's result: `ray.get` with raymq's errors. `what` names the call in messages.
+    """Wait up to `timeout_s` for a call's result, as `ray.get`, with raymq's errors. Errors name the call as `what`.
 
-    Raises as `ActorRef.call`; ActorGoneError when the actor died for good.
+    Raises as `ActorRef.call`; ActorGoneError if the actor died for good.
     """
     try:
         return ray.get(reference, timeout=timeout_s)
@@ -207,13 +213,13 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         if isinstance(cause, RaymqError):
             raise cause from None
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
-    except (ActorDiedError, ActorUnschedulableError) as error:  # the latter: the node it is pinned to is gone
+    except (ActorDiedError, ActorUnschedulableError) as error:  # unschedulable: the actor's node is gone
         raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
     except (ActorUnavailableError, RayActorError) as error:
         raise ServiceNotAvailableError(f"{what}: the actor is not reachable now ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
-    """The first line of Ray's message, which may be a page long."""
+    """Return the first line of Ray's message, which may be a page long."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -1,14 +1,13 @@
-"""A client's heartbeats: they tell every broker its producers and consumers, each 30 s and soon after a change.
+"""A client's heartbeats, which report its producers and consumers to every broker each 30 s and soon after a change.
 
     heartbeats.set_producer(producer, group)         a client's producer
     heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
     heartbeats.remove(producer or consumer)          when it closes
 
-One thread sends them (raymq.common.protocol.clients has their content). A broker that does not answer gets the next
-one: only the figures that administrators see depend on it. Each answer says if the cluster's metrics are switched on;
-if so, the same thread reports this process's figures every 10 s (raymq.telemetry.metrics.client_figures). While there
-are consumers that answer questions of administrators, another thread asks a broker for such questions
-(raymq.common.members).
+One thread sends the heartbeats (raymq.common.protocol.clients defines them). A broker that does not answer gets the
+next heartbeat; only administrators' figures depend on heartbeats. Each answer shows if the cluster's metrics are on. If
+so, the same thread reports this process's figures every 10 s (raymq.telemetry.metrics.client_figures). While the client
+has consumers that answer administrators' questions, another thread polls a broker for questions (raymq.common.members).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
 from raymq.telemetry.metrics.instruments import REPORT_INTERVAL_S
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
-"""Bounds the call to one broker, and the wait of `close` for the thread."""
+"""Limits the call to one broker, and the wait of `close` for the thread."""
 GATHER_S: Final = 0.05
-"""Time for which changes gather before they are sent: a program often makes several consumers at once."""
+"""The time, in seconds, for which changes are gathered, because programs often create several consumers at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Heartbeats:
         self._producers: dict[int, str] = {}
         self._consumers: dict[int, ConsumerData] = {}
         self._members: dict[int, Answers] = {}
-        """The consumers that answer questions."""
+        """The consumers that answer administrators' questions."""
         self._questions: QuestionListener | None = None
         self._brokers: dict[str, ActorRef] = {}
         self._changed = threading.Event()
@@ -66,7 +65,7 @@ class Heartbeats:
         self._send_soon()
 
     def send_now(self, broker_name: str) -> None:
-        """Tell a broker this client's producers and consumers before returning. RaymqError if it does not answer."""
+        """Report this client's producers and consumers to one broker now. RaymqError if the broker does not answer."""
         broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
         broker.call("heartbeat", self._heartbeat(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
 
@@ -83,7 +82,7 @@ class Heartbeats:
         self._send_soon()
 
     def remove(self, item: object) -> None:
-        """Take a producer or consumer that was closed out of the heartbeats. Does nothing for one that is not known."""
+        """Remove a closed producer or consumer from the heartbeats. Does nothing if it is unknown."""
         with self._lock:
             known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
             self._members.pop(id(item), None)
@@ -134,7 +133,7 @@ class Heartbeats:
         )
 
     def _answer(self, question: Question) -> MemberAnswer:
-        """The answer to a question about this client's members. RaymqError."""
+        """Return the answer to a question about this client's members. RaymqError."""
         with self._lock:
             names = {key: data for key, data in self._consumers.items() if data.group == question.group}
             members = [
@@ -153,8 +152,11 @@ class Heartbeats:
         return MemberAnswer(running=tuple(running))
 
     def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
-        """Call a method of every broker that is known, now or from before. The argument is made anew for each: the
-        group of a consumer that has closed meanwhile may be deleted, and an old heartbeat would bring it back."""
+        """Call a method of every known broker, present or former.
+
+        The argument is built for each call: if a consumer has closed, an administrator may have deleted its group,
+        which an older heartbeat would create again.
+        """
         try:
             for name in self._routes.brokers():
                 self._brokers.setdefault(name, ActorRef(name))
@@ -171,7 +173,7 @@ class Heartbeats:
 
 @cache
 def _own_version() -> str:
-    """The version of this process's raymq; empty where it runs from a folder that is not installed."""
+    """Return the version of this process's raymq; empty if raymq is not installed."""
     try:
         return version("raymq")
     except PackageNotFoundError:

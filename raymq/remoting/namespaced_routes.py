@@ -1,7 +1,7 @@
 """NamespacedRoutes are the routes of a client's topics within its namespace, by the names that its users know.
 
-A producer works with those names throughout; they become the stored ones where it encodes records
-(raymq.client.producer.senders.encoder). What is asked of the NameServers is the stored name.
+A producer uses the users' names; its encoder replaces them by the stored names
+(raymq.client.producer.senders.encoder). Requests to NameServers use the stored names.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from raymq.remoting.master_locator import RouteSource
 
 
 class NamespacedRoutes:
-    """The routes of `routes`, as users of a namespace know the topics. Thread-safe."""
+    """The routes of `routes`, with the topics' names inside a namespace. Thread-safe."""
 
     def __init__(self, routes: RouteSource, names: Namespace) -> None:
         self._routes, self._names = routes, names
         self._shown: dict[str, tuple[TopicRoute, TopicRoute]] = {}
-        """By topic, the last route, and the same with the topic's own name."""
+        """By topic: the last route, and a copy of the route with the topic's name inside the namespace."""
 
     def get(self, topic: str) -> TopicRoute:
-        """The topic's route. TopicNotExistError names the topic as it was asked for."""
+        """Return the topic's route. TopicNotExistError has the topic's name inside the namespace."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get(self._names.wrap(topic)))
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """As `get`; while no NameServer knows if the topic exists, ask again, for at most `timeout_s`."""
+        """Return the topic's route, retrying up to `timeout_s` while no NameServer can tell if the topic exists."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
-        """As `get`; a topic that does not exist is made if the cluster does that."""
+        """Return the topic's route. Create the topic if it does not exist and the cluster creates topics."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get_or_create(self._names.wrap(topic), default_topic_queue_nums))
 
     def invalidate(self, topic: str) -> None:
-        """Have the next `get` fetch the route again."""
+        """Make the next `get` fetch the route again."""
         self._routes.invalidate(self._names.wrap(topic))
 
     def _show(self, topic: str, route: TopicRoute) -> TopicRoute:

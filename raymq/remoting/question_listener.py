@@ -1,8 +1,8 @@
-"""QuestionListener asks a broker for questions to this client, and has them answered (raymq.common.members.questions).
+"""QuestionListener polls a broker for questions to this client, and answers them (raymq.common.members.questions).
 
-One thread per client that has consumers holds a call at one broker, which is answered when there is a question; the
-answers are made in a few threads more, which exist only while there are questions. If the broker goes away, the next
-one is asked. Nothing else depends on it: a client that cannot be asked goes on consuming.
+One thread per client with consumers holds a long poll at one broker. A few more threads, which exist only while there
+are questions, compute the answers. If the broker is gone, the thread polls the next broker. A client that cannot be
+asked keeps consuming.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from raymq.remoting.broker_client import broker_client
 QUESTION_CALL_TIMEOUT_S: Final = QUESTION_WAIT_S + 10.0
 SEND_ANSWER_TIMEOUT_S: Final = 5.0
 QUESTION_PAUSE_S: Final = 1.0
-"""The pause after a call that came back at once without a question: where there is no lane, the broker holds none."""
+"""The pause after a long poll that returned at once without a question, so that the thread cannot spin."""
 QUESTION_PAUSE_MAX_S: Final = 10.0
-"""The longest pause while no broker answers."""
+"""The longest pause, in seconds, while no broker answers."""
 ANSWERING_MAX: Final = 4
-"""The most questions that are answered at a time; further ones are refused."""
+"""The most questions that are answered at the same time; further questions are refused."""
 LISTENER_CLOSE_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class QuestionListener:
-    """The questions to one client, from its construction until `close`. Thread-safe."""
+    """Polls for the questions to one client, from construction until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class QuestionListener:
         brokers: Callable[[], Iterable[str]],
         answer: Callable[[Question], MemberAnswer],
     ) -> None:
-        """`brokers` returns the names of all brokers; `answer` answers a question, in a thread of its own."""
+        """`brokers` returns the names of all brokers; `answer` answers a question, in a separate thread."""
         self._client_id, self._brokers, self._answer = client_id, brokers, answer
         self._turn = zlib.crc32(client_id.encode())
-        """Chooses the broker, so that clients spread over all of them."""
+        """Selects the broker, so that clients spread over all brokers."""
         self._stop = threading.Event()
         self._answering = threading.Semaphore(ANSWERING_MAX)
         self._thread = threading.Thread(target=self._run, name="questions", daemon=True)
         self._thread.start()
 
     def begin_close(self) -> None:
-        """Take no more questions. The broker lets the call under way go when the client is unregistered."""
+        """Take no more questions. The broker ends the running long poll when the client unregisters."""
         self._stop.set()
 
     def close(self) -> None:
-        """End the thread, or leave it to end with its call. Idempotent."""
+        """End the thread, or let it end with its long poll. Idempotent."""
         self._stop.set()
         self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
 
@@ -71,7 +71,7 @@ class QuestionListener:
                 self._turn += 1
                 self._stop.wait(backoff.next())
                 continue
-            except Exception:  # a bug; consuming goes on without this thread, but nobody could ask
+            except Exception:  # a bug; without this thread the client could not be asked
                 logger.exception("questions cannot be taken, trying again")
                 self._stop.wait(QUESTION_PAUSE_MAX_S)
                 continue
@@ -96,7 +96,7 @@ class QuestionListener:
                 answer = self._answer(question)
             except RaymqError as error:
                 answer = MemberAnswer(str(error))
-            except Exception as error:  # a bug, which the asker is told
+            except Exception as error:  # a bug, which the answer reports
                 logger.exception("a question about group %s cannot be answered", question.group)
                 answer = MemberAnswer(f"it failed: {error!r}")
             self._send(broker_name, question, answer)

@@ -1,8 +1,7 @@
-"""send_recall stores the recall of a delayed message in the broker group that has the message
-(raymq.common.protocol.recall).
+"""send_recall stores the recall of a delayed message in the message's broker group (raymq.common.protocol.recall).
 
-It is an append with a sequence of its own, repeated until it is answered: the store knows a repeat, and answers with
-the time at which it stored the first one. That time says if the recall was in time.
+A recall is an append with its own producer sequence, repeated until it is answered. The store recognises a repetition,
+and returns the time of the first append. That time shows if the recall was in time.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ RECALL_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 
 def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
-    """The handle that a text names. RecallError for one that cannot be read, of another topic, or of a message whose
-    time is past or farther ahead than any may be."""
+    """Decode a recall handle.
+
+    RecallError if the text cannot be decoded or names another topic, or if the message's time is past or too far ahead.
+    """
     handle = RecallHandle.parse(text)
     if handle.topic != topic:
         raise RecallError(f"the handle is of a message of topic {handle.topic!r}, not of {topic!r}")
@@ -38,7 +39,7 @@ def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
 
 
 def recall_batch(handle: RecallHandle, born_host: tuple[str, int], born_ms: int, producer_id: str) -> EncodedBatch:
-    """The recall as a batch of one record: RocketMQ's deletion record, in the timer queue of the recalls."""
+    """Encode a recall as a batch of one record: RocketMQ's deletion record, for the timer queue of recalls."""
     message = SystemMessage(
         handle.topic,
         RECALL_BODY,
@@ -67,9 +68,9 @@ def send_recall(
 ) -> None:
     """Store a recall; on return its message is never delivered.
 
-    RecallError when the message was due before the recall was stored. TopicNotExistError; RequestTimeoutError and
-    ServiceNotAvailableError when nobody answers for `timeout_s`: the message may be recalled then, and calling again
-    tells.
+    RecallError if the message was due before the recall was stored. TopicNotExistError. RequestTimeoutError or
+    ServiceNotAvailableError without an answer in `timeout_s` seconds: the message may be recalled, and another call
+    finds out.
     """
     batch = recall_batch(handle, born_host, time.time_ns() // 1_000_000, secrets.token_hex(8))
 

@@ -1,7 +1,7 @@
 """Payloads of OPEN and APPEND frames: batches of records, and the offsets they get.
 
-OPEN gives a queue of the client's choice a handle, which APPENDs of its connection use from then on; a handle that is
-given again changes its queue. It is sent in front of the first APPEND, and has no answer.
+OPEN gives a queue a handle, which later APPENDs of the same connection use. Opening a handle again changes its queue.
+OPEN is sent ahead of the first APPEND that uses the handle, and has no answer.
 
     OPEN            | handle 4 | queue id 8 | topic |
     APPEND          the batches, one after another:
@@ -50,14 +50,16 @@ QueueName = tuple[str, int]
 
 
 class ClientHandles:
-    """The handles of one client's connection. That which was not used for longest is given anew where there are too
-    many; so those of one APPEND are not, if they are HANDLES_MAX at most."""
+    """The handles of one client's connection. Beyond HANDLES_MAX, the least recently used handle is reused.
+
+    So an APPEND of up to HANDLES_MAX queues reuses no handle that the APPEND itself needs.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[QueueName, int] = {}
 
     def get(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """The handle of a queue, and the payload of the OPEN to be sent before it is used; empty if none is."""
+        """Return a queue's handle, and the payload of the OPEN that must precede its use; empty if none is needed."""
         name = topic, queue_id
         handle = self._handles.pop(name, None)
         if handle is not None:
@@ -72,11 +74,11 @@ class ClientHandles:
         return handle, _OPEN.pack(handle, queue_id) + topic.encode()
 
     def known(self, topic: str, queue_id: int) -> int | None:
-        """The handle of a queue if it has one; this is no use of it."""
+        """Return a queue's handle or None. This does not count as a use of the handle."""
         return self._handles.get((topic, queue_id))
 
     def forget(self) -> None:
-        """Forget all handles: the OPENs of some were not sent."""
+        """Forget all handles, because some OPENs were not sent."""
         self._handles.clear()
 
 
@@ -87,7 +89,7 @@ class ServerHandles:
         self._names: dict[int, QueueName] = {}
 
     def open(self, payload: Buffer) -> None:
-        """Carry out an OPEN. ProtocolError if it is none."""
+        """Carry out an OPEN. ProtocolError if the payload is no OPEN."""
         try:
             handle, queue_id = _OPEN.unpack_from(payload)
             topic = bytes(payload[_OPEN.size :]).decode()
@@ -98,7 +100,7 @@ class ServerHandles:
         self._names[handle] = topic, queue_id
 
     def get(self, handle: int) -> QueueName:
-        """The queue of a handle. ProtocolError if it was not opened."""
+        """Return the queue of a handle. ProtocolError if the handle was not opened."""
         try:
             return self._names[handle]
         except KeyError:
@@ -106,7 +108,7 @@ class ServerHandles:
 
 
 def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]]:
-    """The payloads of the OPENs that must go ahead, and the parts of an APPEND's payload, of up to HANDLES_MAX batches.
+    """Encode up to HANDLES_MAX batches: the payloads of the OPENs to send first, and the parts of the APPEND's payload.
 
     MessageIllegalError if a frame cannot hold the batches: they are too long, or have numbers beyond its fields.
     """
@@ -156,8 +158,7 @@ def _encode_batch(batch: EncodedBatch, handles: ClientHandles, opens: list[bytes
 
 
 def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
-    """The parts and the size in bytes of the payload of an APPEND of one message: what `encode_append` makes of its
-    batch."""
+    """Encode an APPEND of one message as `encode_append` would. Returns the payload's parts and its size in bytes."""
     producer_id, stem = record.producer_id.encode(), record.stem.encode()
     flags, codes = _ONE, b""
     if record.wait_store_msg_ok:
@@ -171,10 +172,10 @@ def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
 
 
 def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> list[EncodedBatch]:
-    """The batches of an APPEND. Their records are views of `payload`, everything else is copied.
+    """Decode the batches of an APPEND. Their records are views of `payload`; everything else is copied.
 
-    ProtocolError for a handle that is not open; InvalidArgumentError if the payload is no APPEND. If records and sizes
-    agree is for the store to see.
+    ProtocolError for a handle that is not open; InvalidArgumentError if the payload is no APPEND. The store checks that
+    records and sizes agree.
     """
     batches, at = [], 0
     if count == 1 and (one := _decode_one(payload, handles)) is not None:

@@ -1,8 +1,9 @@
-"""The server's end of one lane: bytes in, frames to the handlers, answers back. For the thread with the loop's turn.
+"""The server's end of one lane: receives bytes, passes frames to the handlers, and sends answers.
 
-Small frames are received into a buffer that all connections of the server share, so an idle connection holds none. A
-large frame gets a buffer of its own when it is its turn (turns.py). Nothing here blocks: a connection whose socket
-takes no more keeps its answers, and is read again once they are gone.
+Only the thread that runs the loop's turn uses a connection. Small frames are received into a buffer that all
+connections share, so an idle connection has no buffer. A large frame gets a buffer of its own at its turn (turns.py).
+Nothing here blocks: a connection whose socket accepts no more bytes keeps its answers, and is read again once they are
+sent.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ SMALL_FRAME_BYTES: Final = 64 << 10
 SHARED_BUFFER_BYTES: Final = SMALL_FRAME_BYTES + CHECKED_HEADER.size
 """The size of the buffer that all connections share."""
 PIPELINE_MAX: Final = 8
-"""The most requests of a connection without an answer. It is not read while there are so many."""
+"""The most unanswered requests of a connection. Beyond that the connection is not read."""
 LARGE_READS_MAX: Final = 16
-"""Reads of a large frame in one turn."""
+"""The most reads of a large frame in one turn."""
 STALL_TIMEOUT_S: Final = 5.0
-"""How long a large frame may stand still, and how long a client may leave its answers unread."""
+"""The longest pause, in seconds, in the bytes of a large frame, or in the reading of answers by a client."""
 FRAME_TIMEOUT_S: Final = 30.0
-"""How long a large frame may take, from its turn to its last byte."""
+"""The longest time of a large frame, in seconds, from its turn to its last byte."""
 ANSWER_PARTS_MAX: Final = 64
-"""Parts of an answer that are written without a copy."""
+"""The most parts of an answer that are written without a copy."""
 
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
@@ -58,18 +59,18 @@ _GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 Users = Callable[[str], bytes | None]
-"""Gives the key of a user by name; None for one that may not come. Raises RaymqError while the users are not known."""
+"""Returns a user's key by name, or None if the user has no access. Raises RaymqError while the users are unknown."""
 
 
 class Context(Protocol):
-    """The state that a server's handlers keep of one connection."""
+    """The state that a server's handlers keep for one connection."""
 
     def close(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
 
 
 class Host(Protocol):
-    """The server of a connection: the parts that all its connections share, and the decisions about them."""
+    """The server of a connection: the parts that its connections share, and its decisions about them."""
 
     label: str
     address: LaneAddress
@@ -91,7 +92,7 @@ class Host(Protocol):
 
 
 class Stream(Protocol):
-    """A socket that does not block. Both methods raise BlockingIOError when they would have to."""
+    """A non-blocking socket. Both methods raise BlockingIOError instead of blocking."""
 
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -101,23 +102,23 @@ class Stream(Protocol):
 
 
 class TlsStream:
-    """A TLS socket of a server as a Stream."""
+    """A server's TLS socket as a Stream."""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext, files: TlsFiles) -> None:
-        """`context` was made from `files`, which the lines about a refusal name."""
+        """`context` was made from `files`, which log lines about a refusal name."""
         self._files, self._peer = files, str(plain.getpeername()[0])
         self._stream = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         self.fileno, self.close, self.pending = self._stream.fileno, self._stream.close, self._stream.pending
 
     def shake_hands(self) -> None:
-        """Go on with the handshake of TLS. BlockingIOError: it is not at its end."""
+        """Continue the TLS handshake. BlockingIOError: the handshake is not finished."""
         try:
             self._stream.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
     def tell_refusal(self, error: ssl.SSLError, label: str) -> None:
-        """Log the one line that says why this connection to the server `label` comes to nothing."""
+        """Log why the TLS handshake with the server `label` failed, in one line."""
         line = refused_by_server(error, self._peer, label, self._files)
         if line:
             told_seldom.warn(("peer", self._peer, label, failure_text(error)), line)
@@ -141,8 +142,8 @@ class TlsStream:
 class LaneRequest:
     """One frame of a client. `payload` is valid only while the handler runs.
 
-    `answer` or `fail` is called once, by any thread, then or later; what comes after that is ignored. `context` is what
-    the server's handlers keep of the connection.
+    Any thread calls `answer` or `fail` once, at once or later; further calls are ignored. `context` is the state that
+    the server's handlers keep for the connection.
     """
 
     __slots__ = ("_connection", "_correlation", "count", "flags", "kind", "payload")
@@ -156,21 +157,21 @@ class LaneRequest:
 
     @property
     def context(self) -> Any:
-        """The state that the handlers keep of the connection; None once the request is answered."""
+        """The handlers' state of the connection; None once the request is answered."""
         return None if self._connection is None else self._connection.context
 
     @property
     def user(self) -> str:
-        """The user whose lane this is; empty where the server asks for none, and once the request is answered."""
+        """The user of the lane; empty if the server has no users, and once the request is answered."""
         return "" if self._connection is None else self._connection.user
 
     @property
     def address(self) -> str:
-        """The IP address that the client came from; empty on the server's own node."""
+        """The client's IP address; empty on the server's own node."""
         return "" if self._connection is None else self._connection.peer
 
     def answer(self, *parts: Buffer, flags: int = 0, count: int = 0) -> None:
-        """Send the answer. The parts must not change any more."""
+        """Send the answer. The caller must not change the parts afterwards."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -181,16 +182,16 @@ class LaneRequest:
             loop.call_now(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
 
     def fail(self, error: BaseException) -> None:
-        """Send an error: one of raymq.common.errors arrives as it is, others as ServiceNotAvailableError."""
+        """Send an error. An error of raymq.common.errors arrives unchanged, any other as ServiceNotAvailableError."""
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """The error to `fail` with when `what` failed; one that is not raymq's is a bug, and logged."""
+        """Return the error for `fail` after `what` failed. An error that is not raymq's is a logged bug."""
         connection = self._connection
         return ServiceNotAvailableError(f"{what} failed") if connection is None else connection.server.told(error, what)
 
     def drop(self) -> None:
-        """Send no answer, because the client waits for none."""
+        """Finish the request without an answer, because the client expects none."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -204,14 +205,14 @@ class Connection:
     """One client's connection, from its handshake to its end."""
 
     def __init__(self, server: Host, stream: Stream, *, checked: bool, peer: str = "") -> None:
-        """`checked`: headers have a CRC. `peer`: the IP address of the client, empty on this node."""
+        """`checked`: headers have a CRC. `peer`: the client's IP address, empty on this node."""
         self.server, self.peer = server, peer
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
         self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
         self.user = ""
-        """The user whose lane this is; empty where the server asks for none."""
+        """The user of the lane; empty if the server has no users."""
         self.is_open = False
         """True once the client is authenticated."""
         self.is_closed = False
@@ -221,26 +222,26 @@ class Connection:
         self._rest = b""
         """The beginning of the next frame, or of the handshake."""
         self._large: memoryview | None = None
-        """The buffer of a large frame under way."""
+        """The buffer of the large frame that is being received."""
         self._large_fields: Fields = (0, 0, 0, 0, 0)
         self._filled = 0
-        """The bytes of the large frame that are there; of one that is refused, those that were thrown away."""
+        """The received bytes of the large frame; for a refused frame, the discarded bytes."""
         self._moved_s = 0.0
-        """When the large frame, or the answers that wait, moved last."""
+        """The time of the last progress of the large frame or of the waiting answers."""
         self._began_s = 0.0
-        """When the large frame got its turn."""
+        """The time at which the large frame got its turn."""
         self._is_checked = False
-        """True while a timer looks after those."""
+        """True while a timer checks that progress."""
         self._refusal: BaseException | None = None
         self._is_waiting = False
-        """True while a large frame waits for its turn, or is whole and waits for the handler."""
+        """True while a large frame waits for its turn, or a complete one waits for the handler."""
         self._requests = 0
-        """The requests without an answer."""
+        """The number of unanswered requests."""
         self._out: deque[memoryview] = deque()
         self._events = 0
 
     def start(self) -> None:
-        """Send the first bytes and wait for the client's."""
+        """Send the hello and wait for the client's reply."""
         self._events = _READ
         self.server.loop.watch(self._stream.fileno(), _READ, self._on_events)
         if self._tls is None:
@@ -273,7 +274,7 @@ class Connection:
             if events & _WRITE:
                 self._flush()
             if events & _GONE and self._is_paused:
-                self.close()  # nobody is there for whom to go on
+                self.close()  # the client is gone
             elif events & ~_WRITE and not self.is_closed:
                 self._read()
                 self._read_decrypted()
@@ -286,7 +287,7 @@ class Connection:
             self.close()
 
     def _receive(self, buffer: memoryview) -> int:
-        """The bytes received; 0 if there are none now. EOFError at the end."""
+        """Receive bytes and return their number, 0 if none are available. EOFError at the end of the connection."""
         try:
             count = self._stream.recv_into(buffer)
         except BlockingIOError:
@@ -296,7 +297,7 @@ class Connection:
         return count
 
     def _read_decrypted(self) -> None:
-        """Come back for what TLS has decrypted already, of which epoll does not know."""
+        """Read again soon if TLS has decrypted bytes, which epoll does not report."""
         if self._tls is not None and not self.is_closed and not self._is_paused and self._tls.pending():
             self.server.loop.call_soon(lambda: None if self.is_closed else self._on_events(_READ))
 
@@ -335,13 +336,13 @@ class Connection:
         self._read = self._read_frames
 
     def _judge_user(self) -> HandshakeStatus:
-        """Note whose lane this is, if the server asks for users."""
+        """Note the user of the lane, if the server has users."""
         if self.server.users is None:
             return HandshakeStatus.OPEN
         self.user = handshake.user_of(self._rest)
         try:
             key = self.server.users(self.user)
-        except RaymqError:  # nobody knows the users now; an actor call tells the client
+        except RaymqError:  # the users are unknown now; the client retries
             return HandshakeStatus.NOT_READY
         if key is None or not handshake.check_user(key, self._hello, self._rest):
             logger.warning(
@@ -356,7 +357,7 @@ class Connection:
         self._send((answer,), len(answer))
 
     def _read_frames(self) -> None:
-        # A frame that fits in here is small; of a larger one its beginning fits.
+        # A small frame fits in here completely, a large frame with its beginning.
         scratch, have = self.server.scratch, len(self._rest)
         if have:
             scratch[:have] = self._rest
@@ -365,7 +366,7 @@ class Connection:
             self._take_frames(have + received)
 
     def _take_frames(self, end: int) -> None:
-        """Deal with the frames in the shared buffer, whose first `end` bytes are this connection's."""
+        """Handle the frames in the shared buffer, whose first `end` bytes belong to this connection."""
         scratch, header_bytes, at = self.server.scratch, self._header_bytes, 0
         while end - at >= header_bytes and not (at and self._is_paused):
             fields = unpack_header(scratch, at, checked=self._checked)
@@ -401,7 +402,7 @@ class Connection:
     # Large frames
 
     def _begin_large(self, fields: Fields, first: memoryview) -> None:
-        """Begin with a frame that needs its own buffer, or is refused; `first` came of it already."""
+        """Begin to receive a large frame, or to refuse it; `first` is its received beginning."""
         self._large_fields, self._rest, size = fields, bytes(first), fields[0]
         if size > self.server.frame_max_bytes:
             most = self.server.frame_max_bytes
@@ -429,7 +430,7 @@ class Connection:
         self._watch()
 
     def refuse_turn(self) -> None:
-        """Throw the large frame away, because its turn would come late."""
+        """Discard the large frame, because its turn would come too late."""
         wait_s = round(self.server.turn_wait_s(), 3)
         self._is_waiting = False
         self._refuse(
@@ -461,10 +462,10 @@ class Connection:
             self._take_large()
 
     def _take_large(self) -> None:
-        """Hand the large frame to its handler, and its buffer back."""
+        """Pass the large frame to its handler, and return its buffer to the pool."""
         buffer = self._large
         if buffer is None:
-            return  # closed meanwhile
+            return  # closed in the meantime
         self._large = None
         try:
             self._dispatch(self._large_fields, buffer[: self._large_fields[0]])
@@ -478,8 +479,10 @@ class Connection:
             self._watch()
 
     def _read_rest(self, free: Callable[[], memoryview]) -> bool:
-        """Receive what has come of the large frame into the memory that `free` gives for the rest. True if it is all
-        there."""
+        """Receive the large frame's available bytes into the memory that `free` returns for the rest.
+
+        Returns True if the frame is complete.
+        """
         for _ in range(LARGE_READS_MAX):
             received = self._receive(free())
             if not received:
@@ -525,14 +528,14 @@ class Connection:
         self.finish_request()
 
     def finish_request(self) -> None:
-        """Note that a request has its answer, or gets none."""
+        """Note that a request was answered, or gets no answer."""
         was_paused = self._requests >= PIPELINE_MAX
         self._requests -= 1
         if was_paused and not self.is_closed:
             self._go_on()
 
     def _send_one(self, data: bytes) -> None:
-        """`_send` of one part, which most often the socket takes whole."""
+        """Send an answer of one part, which the socket usually accepts whole."""
         sent = 0
         if not self._out:
             try:
@@ -544,7 +547,7 @@ class Connection:
         self._keep((data,), len(data), sent)
 
     def _send(self, parts: Sequence[Buffer], size: int) -> None:
-        """Write `size` bytes, or keep what the socket does not take now."""
+        """Write `size` bytes, and keep the bytes that the socket does not accept now."""
         sent = 0
         if not self._out:
             try:
@@ -556,7 +559,7 @@ class Connection:
         self._keep(parts, size, sent)
 
     def _keep(self, parts: Sequence[Buffer], size: int, sent: int) -> None:
-        """Keep all but the first `sent` bytes of an answer until the socket takes them."""
+        """Keep all but the first `sent` bytes of an answer until the socket accepts them."""
         if not self._out:
             self._note_move()
         self.server.unsent_bytes += size - sent
@@ -567,7 +570,7 @@ class Connection:
         self._watch()
 
     def _flush(self) -> None:
-        """Write what the socket takes of the answers that wait."""
+        """Write as much of the waiting answers as the socket accepts."""
         while self._out:
             parts = [self._out[index] for index in range(min(len(self._out), ANSWER_PARTS_MAX))]
             try:
@@ -592,7 +595,7 @@ class Connection:
         return bool(self._out) or self._requests >= PIPELINE_MAX or self._is_waiting
 
     def _watch(self) -> None:
-        """Have the loop watch for what this connection waits for now."""
+        """Set the events for which the loop watches this connection."""
         if self.is_closed:
             return
         events = (0 if self._is_paused else _READ) | (_WRITE if self._out else 0)
@@ -601,7 +604,7 @@ class Connection:
             self.server.loop.change(self._stream.fileno(), events)
 
     def _go_on(self) -> None:
-        """Read on after a pause: first what was received before it."""
+        """Continue reading after a pause, first the bytes that were received before it."""
         self._watch()
         if self._rest and self.is_open and not self._is_paused and self._read == self._read_frames:
             self.server.loop.call_soon(self._take_rest)
@@ -617,7 +620,7 @@ class Connection:
             self.close()
 
     def _note_move(self) -> None:
-        """Start to look after the large frame, or the answers that wait: they must not stand still."""
+        """Start the timer that ends the connection if its large frame or its answers make no progress."""
         self._moved_s = time.monotonic()
         if not self._is_checked:
             self._is_checked = True

@@ -1,4 +1,4 @@
-"""Frames: the header before each payload, and errors as they travel."""
+"""Frames: the header of each payload, and the encoding of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raymq.common.errors import RaymqError, ServiceNotAvailableError
 HEADER: Final = struct.Struct("<IBBHQ")
 """Payload length in bytes, kind, flags, count, correlation."""
 CHECKED_HEADER: Final = struct.Struct("<IBBHQI")
-"""The header on TCP: with the CRC-32 of the other fields."""
+"""The header on TCP, which ends with the CRC-32 of the other fields."""
 _CRC: Final = struct.Struct("<I")
 
 PAYLOAD_MAX: Final = 2**32 - 1
@@ -28,7 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames that storage actors know. From OTHER on they are another server's."""
+    """The kinds of frames that storage actors serve. Other servers define the kinds from OTHER on."""
 
     OPEN = 1
     APPEND = 2
@@ -42,21 +42,21 @@ class FrameKind(IntEnum):
 
 
 Fields = tuple[int, int, int, int, int]
-"""A header: payload length in bytes, kind, flags, count, correlation."""
+"""Fields of a header: payload length in bytes, kind, flags, count, correlation."""
 
 
 class ProtocolError(OSError):
-    """The other side sent something that is no frame, or not one that may come now. The lane is of no use any more."""
+    """The other side sent bytes that are no frame, or an unexpected frame. The lane must be closed."""
 
 
 def pack_header(length: int, kind: int, flags: int, count: int, correlation: int, *, checked: bool) -> bytes:
-    """A frame's header, with its CRC if `checked`. struct.error for numbers that do not fit."""
+    """Encode a frame's header, with a CRC if `checked`. struct.error for numbers that do not fit."""
     header = HEADER.pack(length, kind, flags, count, correlation)
     return header + _CRC.pack(crc32(header)) if checked else header
 
 
 def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
-    """The header at offset `at`, all of which is there. ProtocolError if its CRC is wrong."""
+    """Decode the header at offset `at`, which must be complete. ProtocolError if its CRC is wrong."""
     if not checked:
         return HEADER.unpack_from(buffer, at)
     length, kind, flags, count, correlation, crc = CHECKED_HEADER.unpack_from(buffer, at)
@@ -68,21 +68,24 @@ def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
 _ERRORS: Final[Mapping[str, type[RaymqError]]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RaymqError)
 }
-"""The errors that a lane carries, by the names of their classes."""
+"""The classes of errors that a lane carries, by name."""
 
 
 def encode_error(error: BaseException) -> bytes:
-    """An error as the payload of an answer."""
+    """Encode an error as the payload of an answer."""
     name = type(error).__name__
     try:
         return msgspec.msgpack.encode((name, error.args, str(error)))
-    except (TypeError, OverflowError, ValueError):  # an argument that msgpack does not know
+    except (TypeError, OverflowError, ValueError):  # an argument that msgpack cannot encode
         return msgspec.msgpack.encode((name, None, str(error)))
 
 
 def decode_error(payload: Buffer) -> RaymqError:
-    """The error in an answer: as it was raised if its class is one of raymq.common.errors, else
-    ServiceNotAvailableError with its name and text."""
+    """Decode the error in an answer.
+
+    An error of raymq.common.errors is rebuilt. Any other error becomes a ServiceNotAvailableError with the error's name
+    and text.
+    """
     try:
         name, arguments, text = msgspec.msgpack.decode(payload, type=tuple[str, list[Any] | None, str])
     except msgspec.DecodeError as error:
@@ -91,6 +94,6 @@ def decode_error(payload: Buffer) -> RaymqError:
     if kind is not None and arguments is not None:
         try:
             return kind(*arguments)
-        except Exception:  # other arguments than this version's class takes
+        except Exception:  # another version's class has other arguments
             return ServiceNotAvailableError(f"{name}: {text}")
     return ServiceNotAvailableError(f"{name}: {text}")

@@ -1,4 +1,4 @@
-"""Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames: a log's chunks on their way from a master to a slave.
+"""Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames, which carry a log's chunks from a master to a slave.
 
 READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | min bytes 8
                 | max bytes 8 | wait s 8 (double) | id of the follower's store |            56 bytes, then the id
@@ -8,10 +8,10 @@ answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 |
                 | the log's bytes: records, or a part of the hole's bytes, of which `left` more follow |
 APPEND_LOG      | epoch 8 | a chunk |
 answer          | next offset 8 | acked offset 8 | copied bytes 8 |
-ACK_LOG         as READ_LOG; what it asks for is not looked at. A READ_LOG of its follower that waits need not wait
-                for its min bytes any more: one byte is enough
+ACK_LOG         as READ_LOG, but it requests nothing. For a waiting READ_LOG of the same follower one byte suffices from
+                then on, instead of its min bytes
 
-A chunk passes through its carrier as it came: only its head is looked at.
+The carrier forwards a chunk unchanged, and decodes only its head.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COPIED: Final = struct.Struct("<qqq")
 class ReadLog(NamedTuple):
     """A READ_LOG, or an ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's disk.
 
-    It is answered once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
+    The master answers once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
     """
 
     follower: int
@@ -49,9 +49,10 @@ class ReadLog(NamedTuple):
 
 
 class ChunkHead(NamedTuple):
-    """The beginning of a chunk. `entry`: the epoch of its records and the offset at which that began, or None.
+    """The beginning of a chunk. `entry`: the epoch of its records and the epoch's first offset, or None.
 
-    `hole`: the hole of the master's log that the bytes belong to; None for intact records."""
+    `hole`: the hole of the master's log to which the bytes belong; None for intact records.
+    """
 
     physical_offset: int
     confirm_offset: int
@@ -61,7 +62,7 @@ class ChunkHead(NamedTuple):
 
 
 def encode_read_log(request: ReadLog) -> bytes:
-    """The payload of a READ_LOG or an ACK_LOG. InvalidArgumentError for what does not fit."""
+    """Encode a READ_LOG or an ACK_LOG. InvalidArgumentError for numbers that do not fit."""
     store_id = request.store_id.encode()
     try:
         head = _READ.pack(
@@ -81,7 +82,7 @@ def encode_read_log(request: ReadLog) -> bytes:
 
 
 def decode_read_log(payload: memoryview) -> ReadLog:
-    """A READ_LOG or an ACK_LOG. InvalidArgumentError if the payload is none."""
+    """Decode a READ_LOG or an ACK_LOG. InvalidArgumentError for any other payload."""
     try:
         follower, learner, length, epoch, next_offset, acked, least, most, wait_s = _READ.unpack_from(payload)
         store_id = bytes(payload[_READ.size :]).decode()
@@ -93,14 +94,14 @@ def decode_read_log(payload: memoryview) -> ReadLog:
 
 
 def encode_chunk_head(head: ChunkHead) -> bytes:
-    """The beginning of a READ_LOG's answer; the log's bytes follow it."""
+    """Encode the beginning of a READ_LOG's answer; the log's bytes follow."""
     hole = b"" if head.hole is None else _encode_hole(head.hole)
     offsets = head.physical_offset, head.confirm_offset, head.end_offset
     return _CHUNK.pack(*offsets, *(head.entry or (0, 0)), len(hole)) + hole
 
 
 def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
-    """The head of a READ_LOG's answer and the log's bytes, a view. ServiceNotAvailableError if it cannot be read."""
+    """Decode a READ_LOG's answer: its head, and a view of the log's bytes. ServiceNotAvailableError."""
     try:
         physical_offset, confirm, end, epoch, start, hole_size = _CHUNK.unpack_from(payload)
         data_at = _CHUNK.size + hole_size
@@ -121,13 +122,12 @@ def _decode_hole(text: memoryview) -> HoleCopy:
 
 
 def encode_append_log(epoch: int) -> bytes:
-    """The beginning of an APPEND_LOG; the answer to a READ_LOG follows it."""
+    """Encode the beginning of an APPEND_LOG; the answer to a READ_LOG follows."""
     return _EPOCH.pack(epoch)
 
 
 def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
-    """An APPEND_LOG: its epoch, the chunk's head, and its bytes, a view. InvalidArgumentError if the payload is
-    none."""
+    """Decode an APPEND_LOG: its epoch, the chunk's head, and a view of the chunk's bytes. InvalidArgumentError."""
     try:
         [epoch] = _EPOCH.unpack_from(payload)
         head, data = decode_chunk(payload[_EPOCH.size :])
@@ -137,13 +137,12 @@ def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
 
 
 def encode_copied(next_offset: int, acked_offset: int, copied_bytes: int) -> bytes:
-    """The answer to an APPEND_LOG."""
+    """Encode the answer to an APPEND_LOG."""
     return _COPIED.pack(next_offset, acked_offset, copied_bytes)
 
 
 def decode_copied(payload: Buffer) -> tuple[int, int, int]:
-    """The answer to an APPEND_LOG: next offset, acked offset, copied bytes. ServiceNotAvailableError if it cannot be
-    read."""
+    """Decode the answer to an APPEND_LOG: next offset, acked offset, copied bytes. ServiceNotAvailableError."""
     if len(payload) != _COPIED.size:
         raise ServiceNotAvailableError(f"the answer to an APPEND_LOG has {len(payload)} bytes")
     return _COPIED.unpack(payload)

@@ -1,4 +1,4 @@
-"""One thread that waits for many sockets by epoll, for calls from other threads, and for times."""
+"""One thread that waits by epoll for many sockets, for calls from other threads, and for times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 EVENTS_MAX: Final = 512
 """The most events of a turn."""
 STOP_TIMEOUT_S: Final = 5.0
-"""Bounds the wait for the end of the thread."""
+"""Limits the wait for the end of the thread."""
 CANCELLED_MAX: Final = 1000
-"""Cancelled calls that may stay in the list, unless they are less than half of it."""
+"""The most cancelled calls in the list of timers, unless they are less than half of it."""
 
 
 class Timer:
-    """A call at a time, which `Loop.cancel` takes back."""
+    """A call at a given time. `Loop.cancel` cancels it."""
 
     __slots__ = ("callback",)
 
@@ -33,11 +33,11 @@ class Timer:
 
 
 class Loop:
-    """Waits and calls back, in one thread. Everything but `call_soon`, `call_now` and `stop` is for that thread, or
-    before it starts.
+    """Waits and calls back, in one thread.
 
-    A turn is: the sockets that are ready, each once; the calls that came meanwhile; one piece of the work in
-    `background`; the calls whose time has come. So nobody waits for more than one piece of that work.
+    Any thread may call `call_soon`, `call_now` and `stop`; only the loop's thread calls the other methods, unless it
+    has not started. A turn serves the ready sockets, each once; then queued calls; then one step of `background`; then
+    the calls that are due. So no call waits for more than one step of `background`.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,14 +52,13 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._cancelled = 0
-        """Cancelled calls that are still in the list."""
+        """The number of cancelled calls that are still in the list of timers."""
         self.background: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._turn = threading.Lock()
-        """Held over everything but the wait. Nobody but the loop's thread, which holds no other lock then, waits for
-        it."""
+        """Held during a turn, but not during the wait. Only the loop's thread waits for it, and holds no other lock."""
         self._thread_id = 0
-        """The thread that has the turn; that of the loop while nobody has it."""
+        """The thread that runs the turn: the loop's thread, or a thread in `call_now`."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -67,8 +66,10 @@ class Loop:
         self._thread.start()
 
     def stop(self, last: Callable[[], None]) -> None:
-        """End the thread after its turn; its last call is `last`. Idempotent; waits for the end, unless the thread
-        itself calls it."""
+        """End the thread after its turn and a last call of `last`, and wait for the end. Idempotent.
+
+        In the loop's own thread `stop` does not wait.
+        """
 
         def end() -> None:
             self._stopping = True
@@ -81,11 +82,11 @@ class Loop:
 
     @property
     def is_own_thread(self) -> bool:
-        """True in the loop's thread, and in one that makes a call of `call_now`."""
+        """True in the loop's thread, and in a thread that runs a call in `call_now`."""
         return threading.get_ident() == self._thread_id
 
     def watch(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None:
-        """Call `callback(events)` when a descriptor is ready."""
+        """Call `callback(events)` whenever a descriptor is ready."""
         self._epoll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
@@ -94,19 +95,21 @@ class Loop:
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
-        """Watch a descriptor no more."""
+        """Stop watching a descriptor."""
         if self._callbacks.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in this turn, or the next one. From any thread."""
+        """Call `callback` in this turn or the next turn. Any thread may call this."""
         self._soon.append(callback)
         if not self._is_woken and threading.get_ident() != self._thread_id:
             self._wake_up()
 
     def call_now(self, callback: Callable[[], None]) -> None:
-        """Make a short call at once, in this thread, if the loop's thread waits: it need not wake up for that. Else
-        as `call_soon`. From any thread; the call must not need a lock that its caller holds."""
+        """Run a short callback in this thread if the loop's thread is waiting, which saves a wake-up; else `call_soon`.
+
+        Any thread may call this. The callback must not need a lock that the caller holds.
+        """
         if self._is_woken or not self._turn.acquire(blocking=False):
             self.call_soon(callback)
             return
@@ -131,13 +134,13 @@ class Loop:
                 os.eventfd_write(self._wake, 1)
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
-        """Call `callback` at a time (time.monotonic)."""
+        """Call `callback` at a time on `time.monotonic`'s clock."""
         timer = Timer(callback)
         heapq.heappush(self._timers, (when_s, next(self._order), timer))
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Do not make a call of `call_at`, unless it was made."""
+        """Cancel a call of `call_at`, unless it has run."""
         if timer.callback is None:
             return
         timer.callback = None
@@ -163,10 +166,10 @@ class Loop:
                     turn.acquire()
                 for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    if callback is not None:  # else it was forgotten meanwhile
+                    if callback is not None:  # otherwise an earlier callback of this turn has forgotten it
                         try:
                             callback(events)
-                        except Exception:  # a bug: without this thread nobody would be served
+                        except Exception:  # a bug: without this thread no client would be served
                             logger.exception("a call in the thread of a lane failed")
                 if self._soon:
                     self._call_those_soon()
@@ -196,12 +199,12 @@ class Loop:
         self._is_woken = False
 
     def _call_those_soon(self) -> None:
-        """Make the calls that are there now; those that they ask for are made in the next turn."""
+        """Run the queued calls. Calls that they queue run in the next turn."""
         for _ in range(len(self._soon)):
             self._call(self._soon.popleft())
 
     def _call_those_due(self) -> None:
-        """Make the calls that are due now; those that they ask for are made in the next turn, however early."""
+        """Run the calls that are due. Calls that they schedule run in the next turn, however early."""
         now_s, due = time.monotonic(), []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])

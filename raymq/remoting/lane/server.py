@@ -1,9 +1,9 @@
-"""The server of lanes: one thread for all its connections, and the limits that keep it alive.
+"""The server of lanes: one thread for all connections, and the limits that protect the server.
 
-Every process of the machine may connect to an abstract socket. Only those of the server's own user are let in, and
-root's, which could read the server's memory anyway. Handshakes have a deadline and a limit of their own, for the socket
-and for the port: connections that say little cannot keep a client that knows the secret from its lane, and those at the
-port, to which every machine of the network may connect, are no matter for the socket.
+Every process of the machine can connect to an abstract socket. The server accepts processes of its own user and of
+root, which could read the server's memory anyway. Handshakes have a deadline, and the socket and the port each have a
+limit of handshakes. So idle connections cannot keep a client with the secret from its lane, and load on the port, which
+every machine of the network can reach, does not affect the socket.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 4096
 """The most authenticated connections of a server."""
 HANDSHAKES_MAX: Final = 512
-"""The most connections of a listener that are not authenticated yet. Each takes a descriptor and buffers of TLS."""
+"""The most unauthenticated connections of a listener. Each takes a descriptor and buffers of TLS."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
-"""Bounds a handshake; a connection that takes longer is closed."""
+"""Limits a handshake; a connection that takes longer is closed."""
 HANDSHAKE_GRACE_S: Final = 0.05
-"""Bounds a handshake while HANDSHAKES_MAX are under way. A handshake takes about a millisecond."""
+"""Limits a handshake while HANDSHAKES_MAX are running. A handshake takes about a millisecond."""
 ACCEPT_PAUSE_S: Final = 0.1
-"""Pause after a connection could not be accepted, for want of a descriptor."""
+"""The pause after a connection could not be accepted, because no descriptor was free."""
 ACCEPTS_MAX: Final = 16
 """The most connections accepted in one turn."""
 BACKLOG: Final = 4096
@@ -56,24 +56,24 @@ BACKLOG: Final = 4096
 DESCRIPTORS_MAX: Final = 65_536
 """The limit of open files that a server process asks for."""
 FRAME_MAX_BYTES: Final = 64 << 20
-"""The longest payload, unless a server says otherwise."""
+"""The longest payload, unless a server sets another limit."""
 LARGE_FRAMES_BYTES: Final = 64 << 20
-"""The limit of all large frames under way together."""
+"""The most bytes of all large frames that are being received."""
 LONGEST_TURN_WAIT_S: Final = 1.0
-"""A large frame whose turn would come later than this is refused."""
+"""A large frame that would wait longer than this for its turn is refused."""
 
 Handler = Callable[[LaneRequest], None]
 
 
 class _Door:
-    """A listener of a server, and the connections that came by it and are not authenticated yet."""
+    """A listener of a server, with its unauthenticated connections."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.handshakes: dict[Connection, float] = {}
-        """By the time of their start, oldest first."""
+        """The running handshakes with the times of their start, oldest first."""
         self.timer: Timer | None = None
-        """The end of the oldest one's patience."""
+        """The timer that ends the oldest handshake."""
         self.is_accepting = True
         self.is_failing = False
 
@@ -83,15 +83,15 @@ class _Door:
 
     @property
     def patience_s(self) -> float:
-        """How long a handshake may take now."""
+        """The longest time of a handshake, in seconds."""
         return HANDSHAKE_GRACE_S if self.is_full else HANDSHAKE_TIMEOUT_S
 
 
 class LaneServer:
-    """Serves frames by `handlers`, which are called by the server's one thread and must not block.
+    """Serves frames by `handlers`, which the server's one thread calls and which must not block.
 
-    A handler raises to refuse a frame, or answers it, then or later (LaneRequest). `contexts` makes the state that they
-    keep of each connection. Frames of `bulk_kinds` that are large are handled one at a time, behind all other work.
+    A handler raises to refuse a frame, or answers the frame, at once or later (LaneRequest). `contexts` makes the
+    handlers' state for each connection. Large frames of `bulk_kinds` are handled one at a time, after all other work.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class LaneServer:
         self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
         self.scratch = memoryview(bytearray(SHARED_BUFFER_BYTES))
-        """The buffer that all connections receive into."""
+        """The buffer into which all connections receive."""
         self.buffers = FrameBuffers()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
         self.unsent_bytes = 0
-        """The bytes of answers that sockets have not taken yet."""
+        """The bytes of answers that sockets have not accepted yet."""
         self.loop = Loop(f"lane-{label}")
         self._contexts = contexts
         self._connections: set[Connection] = set()
@@ -167,7 +167,7 @@ class LaneServer:
         return door.listener
 
     def close(self) -> None:
-        """Stop accepting, end every connection, and the thread. Idempotent."""
+        """Stop accepting, and end every connection and the thread. Idempotent."""
         self.loop.stop(self._close_all)
 
     @property
@@ -176,7 +176,7 @@ class LaneServer:
         return len(self._connections)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """The error that a client is told when `what` failed. One that is not raymq's is a bug, and logged."""
+        """Return the error for a client whose call `what` failed. An error that is not raymq's is a logged bug."""
         if isinstance(error, RaymqError):
             return error
         logger.error("%s failed in %s", what, self.label, exc_info=error)
@@ -243,7 +243,7 @@ class LaneServer:
             self.loop.change(door.listener.fileno(), select.EPOLLIN if accepts else 0)
 
     def _look_after_handshakes(self, door: _Door) -> None:
-        """Have the oldest handshake ended when it takes too long."""
+        """Set the timer that ends the oldest handshake."""
         if door.timer is None and door.handshakes:
             due_s = next(iter(door.handshakes.values())) + door.patience_s
             door.timer = self.loop.call_at(due_s, partial(self._drop_overdue, door))
@@ -260,7 +260,7 @@ class LaneServer:
         self._look_after_handshakes(door)
 
     def admit(self, connection: Connection) -> bool:
-        """Count a connection whose client knows the secret as authenticated. False if there are too many."""
+        """Count a connection whose client has the secret. Returns False if there are too many connections."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         connection.context = self._contexts()
@@ -282,18 +282,18 @@ class LaneServer:
     # The turns of large frames
 
     def ask_turn(self, connection: Connection, size: int) -> Turn:
-        """The decision if a connection may send a large frame of `size` bytes now."""
+        """Decide if a connection may send a large frame of `size` bytes now."""
         turn = self.turns.ask(connection, size, time.monotonic())
         if turn is Turn.WAITING:
             self._look_after_turns()
         return turn
 
     def turn_wait_s(self) -> float:
-        """The time in s that a large frame would wait for its turn now, about."""
+        """Return the expected wait of a new large frame for its turn, in seconds."""
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
-        """Note that a connection's large frame is dealt with."""
+        """Note that a connection's large frame was handled."""
         self._let_in(self.turns.finish(connection, time.monotonic()))
 
     def _let_in(self, connections: list[Connection]) -> None:
@@ -315,7 +315,7 @@ class LaneServer:
 
 
 def allow_descriptors() -> None:
-    """Let this process open as many files as its hard limit allows, up to DESCRIPTORS_MAX: each connection is one."""
+    """Raise the limit of open files to the hard limit, at most DESCRIPTORS_MAX. Each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -335,6 +335,6 @@ def _listen(family: int, address: str | tuple[str, int]) -> socket.socket:
 
 
 def _peer_uid(stream: socket.socket) -> int:
-    """The user that the process at the other end had when it connected."""
+    """Return the user of the process at the other end, at the time of its connection."""
     _, uid, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(uid)

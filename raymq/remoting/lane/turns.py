@@ -1,14 +1,14 @@
-"""The decision which connections of a lane's server may send a large frame now. No sockets and no clock here.
+"""Decides which connections of a lane's server may send a large frame now. Free of sockets and clocks.
 
-A small frame fits into the one buffer that the server receives into. A large one needs a buffer of its own while it is
-under way, and the bytes of all these are limited. A connection asks before its frame is read:
+A small frame fits into the server's shared buffer. A large frame needs a buffer of its own while it is received, and
+the bytes of all such buffers are limited. A connection asks before its frame is read:
 
     GRANTED   read it
-    WAITING   leave it where it is, in the socket; connections are served in the order in which they asked
-    REFUSED   the wait would be long: the client is told how long, and sends again after that
+    WAITING   leave it in the socket; connections are served in the order of their requests
+    REFUSED   the wait would be long: the server sends the client the expected wait, after which the client retries
 
-The time of the wait is reckoned from the bytes ahead, and from the speed at which frames were finished lately. A frame
-larger than the limit is granted when nothing else is under way.
+The expected wait follows from the bytes ahead, and from the recent speed of finished frames. A frame larger than the
+limit is granted if no other frame is being received.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Final, Generic, TypeVar
 
 FIRST_SPEED: Final = 256e6
-"""The speed in bytes/s that is assumed before the first frame was finished."""
+"""The assumed speed in bytes/s before the first frame is finished."""
 SLOWEST_SPEED: Final = 1e6
 _WEIGHT: Final = 0.2
 """The weight of the newest frame in the mean speed."""
@@ -29,7 +29,7 @@ OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 class Turn(Enum):
-    """The answer to a connection that asks to send a large frame."""
+    """The answer to a connection's request to send a large frame."""
 
     GRANTED = "granted"
     WAITING = "waiting"
@@ -40,14 +40,14 @@ class Turn(Enum):
 class _Frame:
     size: int
     since_s: float
-    """When it was granted; or, while it waits, when it asked."""
+    """The time of the grant or, while the frame waits, of the request."""
 
 
 class LargeFrames(Generic[OwnerT]):
-    """The large frames of one server, at most one for each owner. For one thread."""
+    """The large frames of one server, at most one per owner. For one thread."""
 
     def __init__(self, limit_bytes: int, *, longest_wait_s: float) -> None:
-        """`limit_bytes` for all frames under way; `longest_wait_s` is the longest wait for a turn."""
+        """`limit_bytes` limits all frames that are being received; `longest_wait_s` limits the wait for a turn."""
         self._limit_bytes, self._longest_wait_s = limit_bytes, longest_wait_s
         self._granted: dict[OwnerT, _Frame] = {}
         self._waiting: OrderedDict[OwnerT, _Frame] = OrderedDict()
@@ -59,12 +59,12 @@ class LargeFrames(Generic[OwnerT]):
         return len(self._granted) + len(self._waiting)
 
     def wait_s(self) -> float:
-        """The time in s that a frame which asks now would have to wait, about."""
+        """Return the expected wait of a new frame, in seconds."""
         ahead = self.granted_bytes + self.waiting_bytes
         return ahead / max(self._speed, SLOWEST_SPEED)
 
     def ask(self, owner: OwnerT, size: int, now_s: float) -> Turn:
-        """Ask for a frame of `size` bytes. `owner` has none under way."""
+        """Request a turn for a frame of `size` bytes. `owner` must have no other frame."""
         if not self._waiting and self._fits(size):
             self._grant(owner, size, now_s)
             return Turn.GRANTED
@@ -75,7 +75,7 @@ class LargeFrames(Generic[OwnerT]):
         return Turn.WAITING
 
     def finish(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Note that the frame of `owner` is dealt with. Returns those who waited and may send now, in order."""
+        """Note that the frame of `owner` was handled. Returns the waiting owners that may send now, in order."""
         frame = self._granted.get(owner)
         if frame is not None:
             took_s = max(now_s - max(self._finished_s, frame.since_s), 1e-6)
@@ -84,7 +84,7 @@ class LargeFrames(Generic[OwnerT]):
         return self.leave(owner, now_s)
 
     def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Note that `owner` is gone, with its frame if it has one. Returns those who may send now, in order."""
+        """Drop `owner`, which is gone, and its frame. Returns the waiting owners that may send now, in order."""
         granted = self._granted.pop(owner, None)
         if granted is not None:
             self.granted_bytes -= granted.size
@@ -103,14 +103,14 @@ class LargeFrames(Generic[OwnerT]):
         return next_owners
 
     def take_overdue(self, now_s: float) -> list[OwnerT]:
-        """Take out those who have waited for longer than the longest wait: they are to be refused."""
+        """Remove and return the owners that have waited too long, which the caller refuses."""
         overdue = [owner for owner, frame in self._waiting.items() if now_s - frame.since_s > self._longest_wait_s]
         for owner in overdue:
             self.waiting_bytes -= self._waiting.pop(owner).size
         return overdue
 
     def next_overdue_s(self) -> float | None:
-        """When `take_overdue` is to be called next; None while nobody waits."""
+        """Return the time of the next call of `take_overdue`; None if no owner waits."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else first.since_s + self._longest_wait_s
 
