@@ -1,9 +1,8 @@
 """The lane of a broker: the frequent calls of its clients, without Ray (raymq.remoting.broker_client).
 
-A Broker method that is served here answers as its actor method does. No thread waits for commits: the lane's thread
-passes them to the state log, which answers once they are durable, usually in the same thread
-(actors.broker.direct_appends). Receives and acknowledgements work in the same way (actors.broker.pop). The other
-methods may wait, and run in a pool of threads.
+No thread waits for commits: the lane's thread passes them to the state log, which answers once they are durable,
+usually in the same thread (actors.broker.direct_appends). Receives and acknowledgements work in the same way
+(actors.broker.pop). The other methods may wait, and run in a pool of threads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The methods of the Broker actor for questions to clients (raymq.common.members.questions).
 
-A client's poll for questions waits on the broker's lane, where it needs no thread; as an actor method it is answered at
-once, and the client waits itself. An asker waits in a thread of the actor, so few may ask at a time. Nothing survives
-the broker.
+A client's poll for questions waits on the broker's lane, where it needs no thread. An asker waits in a thread of the
+actor, so few may ask at a time. Nothing survives the broker.
 """
 
 from __future__ import annotations

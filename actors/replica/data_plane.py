@@ -72,7 +72,7 @@ _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
     FrameKind.ACK_LOG: "read_log",
     FrameKind.APPEND_LOG: "append_log",
 }
-"""The frames between replicas, by the actor methods of the same meaning."""
+"""The frames between replicas, by the names of their access rules (raymq.remoting.access.requests)."""
 
 logger = logging.getLogger(__name__)
 
@@ -478,7 +478,7 @@ class DataPlane:
         self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
 
     def _end_transaction(self, request: LaneRequest, end: EndTransactionRequest) -> None:
-        """End a transaction, as the actor method of this name does, without waiting for the disk."""
+        """End a transaction (TransactionService.start_end), without waiting for the disk. Safe to repeat."""
 
         def start() -> StartedAppend:
             return self.source.start_end(end, require_topic=self._deleted.require)

@@ -85,7 +85,7 @@ ORDER_THREADS: Final = 4
 OPEN_PAUSE_FACTOR: Final = 4
 """After a failed attempt to open the store, the pause before the next one, as a multiple of the attempt's length."""
 REPLICATE_THREADS: Final = 12
-"""A long poll of each follower, of which there are at most eight, and their other calls."""
+"""The long poll of the own Replicator, and the calls of up to eight followers' Replicators that mend damage."""
 
 logger = logging.getLogger(__name__)
 

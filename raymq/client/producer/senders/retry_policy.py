@@ -9,8 +9,7 @@ once, so each failure first raises the question: *may this attempt have stored t
          very same bytes are sent there again, until there is an answer or the deadline has passed.
 
 No sequence is used twice. A refused batch leaves a gap, and the store expects gaps. The rule requires that no attempt
-is carried out twice. That holds for a lane, which is one stream, and for an actor call, because storage actors have no
-task retries (actors.options).
+is carried out twice. That holds for a lane, which is one stream.
 
 RocketMQ counts attempts: 3 for a sync send, and for an async send only transport failures. In raymq each send is
 retried until its deadline, because a retry makes no duplicate. The codes that are retried are RocketMQ's for sync
