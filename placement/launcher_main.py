@@ -86,7 +86,7 @@ def _carry_out(request: dict[str, Any]) -> Any:
         return operations.close_stores_here(_progress)
     if action == "board":
         return install_on_head(request["output"])
-    return cluster_status()
+    return cluster_status().report
 
 
 def _changes(plan: Plan, before: Sequence[str]) -> list[str]:

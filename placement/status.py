@@ -1,4 +1,4 @@
-"""The status of a cluster: every raymq actor that runs, with its own account of itself."""
+"""The status of a cluster: every running actor of raymq, by its own answer."""
 
 from __future__ import annotations
 
@@ -14,67 +14,63 @@ from placement.replica_nodes import STORE_NAME
 from raymq.common.errors import AccessDeniedError, AuthenticationError, RaymqError, StoreError, StoreLockedError
 from raymq.common.message import MessageQueue
 from raymq.common.names import CONSOLE, CONTROLLER
+from raymq.common.protocol.status import ClusterStatus
 from raymq.remoting.actor_ref import ActorRef
 from raymq.tools.doctor.checks.status_checks import problems_of
 
 STATUS_CALL_TIMEOUT_S: Final = 5.0
+_KEYS: Final = {
+    "broker-": "brokers",
+    "storage-": "stores",
+    "rebalance-": "rebalances",
+    "pull-": "pulls",
+    CONSOLE: "consoles",
+    CONTROLLER: "replication",
+}
+"""The key of the report for the servers whose name begins so."""
+_REPORT_KEYS: Final = (*("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),)
+"""The keys in their order."""
 
 
-def cluster_status() -> dict[str, Any]:
-    """Broker groups with their stores and replicas, consumer groups with their members; plain data for tables and JSON.
+def cluster_status() -> ClusterStatus:
+    """Ask every server for its status, and return the answers.
 
-    An actor that does not answer appears with its error, so the call succeeds also on a cluster with dead actors. A
-    storage actor that answers that it cannot open its store has its error and `closed`. `problems` are the findings
-    about what is broken or damaged (raymq.tools.doctor.checks.status_checks), failures first.
-    Actors that refuse the user of this process are in `refused`, and nowhere else. AuthenticationError if this process
-    names no user, or a wrong secret, where access is on.
+    A server that does not answer has its error, so the call succeeds on a cluster with dead actors, too. A storage
+    actor that cannot open its store has its error, and `closed`. `problems` are the findings about what is broken or
+    damaged (raymq.tools.doctor.checks.status_checks). Actors that refuse the user of this process are in `refused`, and
+    nowhere else. AuthenticationError if access is on and this process names no user, or a wrong secret.
     """
     names = running()
-    brokers, stores, rebalances, pulls, groups, instances, controller = [], [], [], [], [], [], []
-    consoles = []
-    for name in names:
-        kind = name.split("-", 1)[0]
-        if kind == "storage":
-            stores.append(_ask(name, "status"))
-        elif kind == "broker":
-            brokers.append(_ask(name, "status"))
-        elif kind == "rebalance":
-            answer = _ask(name, "status")
-            groups += [{"actor": name, "error": "", **group} for group in answer.pop("groups", [])]
-            rebalances.append(answer)
-        elif kind == "pull":
-            answer = _ask(name, "status")
-            instances += [{"actor": name, "error": "", **instance} for instance in answer.pop("instances", [])]
-            pulls.append(answer)
-        elif name == CONSOLE:
-            consoles.append(_ask(name, "status"))
-        elif name == CONTROLLER:
-            controller.append(_replication(name))
-    refused = []
-    for entries in (brokers, stores, rebalances, pulls, consoles, controller):
-        refused += [entry["actor"] for entry in entries if entry.get("refused")]
-        entries[:] = [entry for entry in entries if not entry.get("refused")]
+    answers = [_replication(name) if name == CONTROLLER else _ask(name) for name in names if _kind(name) in _KEYS]
+    found: dict[str, list[dict[str, Any]]] = {key: [] for key in (*_KEYS.values(), "groups", "instances")}
+    for answer in answers:
+        name, kind = answer["actor"], _kind(answer["actor"])
+        for part in ("groups", "instances") if kind in ("rebalance-", "pull-") else ():
+            found[part] += [{"actor": name, "error": "", **one} for one in answer.pop(part, [])]
+        if not answer.get("refused"):
+            found[_KEYS[kind]].append(answer)
+    refused = {answer["actor"] for answer in answers if answer.get("refused")}
     report = {
         "actors": names,
-        "brokers": brokers,
-        "stores": stores,
-        "rebalances": rebalances,
-        "pulls": pulls,
-        "groups": groups,
-        "instances": instances,
-        "replication": controller,
-        "consoles": consoles,
-        "stopped_stores": _stopped_stores(stores),
-        "refused": refused,
+        **{key: found[key] for key in _REPORT_KEYS},
+        "stopped_stores": _stopped_stores(found["stores"]),
+        "refused": [name for kind in _KEYS for name in names if _kind(name) == kind and name in refused],
     }
-    report["problems"] = [{**asdict(one), "state": one.state.value} for one in problems_of(report)]
-    return report
+    problems = problems_of(ClusterStatus.of(report))
+    report["problems"] = [{**asdict(one), "state": one.state.value} for one in problems]
+    return ClusterStatus.of(report)
+
+
+def _kind(name: str) -> str:
+    """Return the first part of an actor's name, with its dash."""
+    return "".join(name.partition("-")[:2])
 
 
 def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The stores on disk that do not run anywhere, each with the broker group and the directory that has it.
+    """Return the stores on disk that do not run, each with its broker group and its directory.
 
-    A store's own account names the stores in its data directory, so nodes without a store that runs are not seen.
+    A store's answer names the stores in its data directory. So the stores of a node without a running store are
+    missing.
     """
     run = {str(store["actor"]).removeprefix("storage-") for store in stores}
     found = {
@@ -90,8 +86,8 @@ def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _replication(name: str) -> dict[str, Any]:
-    """The Controller's account, with the addresses of the replicas' nodes."""
-    answer = {"groups": [], **_ask(name, "status")}
+    """Return the Controller's answer, with the addresses of the replicas' nodes."""
+    answer = {"groups": [], **_ask(name)}
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     for group in answer["groups"]:
         for replica in group["replicas"]:
@@ -99,9 +95,10 @@ def _replication(name: str) -> dict[str, Any]:
     return answer
 
 
-def _ask(name: str, method: str) -> dict[str, Any]:
+def _ask(name: str) -> dict[str, Any]:
+    """Return the status of a server as plain data, with its actor's name and its error."""
     try:
-        answer = dict(ActorRef(name).call(method, timeout_s=STATUS_CALL_TIMEOUT_S))
+        answer = dict(ActorRef(name).call("status", timeout_s=STATUS_CALL_TIMEOUT_S))
     except AuthenticationError:
         raise
     except AccessDeniedError as error:
@@ -114,7 +111,7 @@ def _ask(name: str, method: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can have it: queues as their names, dataclasses as mappings."""
+    """Return a value as JSON can have it: queues as their names, dataclasses as mappings."""
     if isinstance(value, MessageQueue):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import ray
 
@@ -20,6 +19,7 @@ from placement.status import cluster_status
 from raymq.client.client import Client
 from raymq.common.errors import RaymqError
 from raymq.common.names import InstanceName, PullName
+from raymq.common.protocol.status import ClusterStatus
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.cluster import (
@@ -61,27 +61,27 @@ class LiveControl:
         """Return the servers and stores, by their own accounts."""
         _, draining = operations.placed_replicas()
         nodes = {node["NodeManagerAddress"]: node["NodeID"] in draining for node in ray.nodes() if node["Alive"]}
-        report = cluster_status()
-        return view_of(report, self._cluster_name, nodes, self._writable(report), self._settings(report))
+        status = cluster_status()
+        return view_of(status, self._cluster_name, nodes, self._writable(status), self._settings(status))
 
-    def _writable(self, report: Mapping[str, Any]) -> dict[str, bool]:
+    def _writable(self, status: ClusterStatus) -> dict[str, bool]:
         try:
-            routes = self._admin.topic_routes(topics_to_look_at(report))
+            routes = self._admin.topic_routes(topics_to_look_at(status))
         except RaymqError as error:
             logger.info("unknown which broker groups take writes, because no NameServer answered: %s", error)
             return {}
-        return writable_of(report, routes.values())
+        return writable_of(status, routes.values())
 
-    def _settings(self, report: Mapping[str, Any]) -> dict[str, str]:
+    def _settings(self, status: ClusterStatus) -> dict[str, str]:
         """Return the settings that the servers report. A store is asked once: its actor keeps the settings with
         which it was started."""
         if self._store is None:
-            for name in [entry["storage"] for entry in report["brokers"] if not entry["error"]][:1]:
+            for name in [broker.storage for broker in status.brokers if not broker.error][:1]:
                 try:
                     self._store = ActorRef(name).call("describe", timeout_s=ACCOUNT_TIMEOUT_S)
                 except RaymqError as error:
                     logger.info("the settings of %s are unknown: %s", name, error)
-        return settings_of(report, self._store)
+        return settings_of(status, self._store)
 
     def drain(self, node: str, *, drained: bool) -> None:
         """Order that all replicas leave a node, or that the node may have replicas again."""

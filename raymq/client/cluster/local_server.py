@@ -39,6 +39,7 @@ from raymq.client.cluster.java import java_environment
 from raymq.client.cluster.launcher import ProgressCallback, launch
 from raymq.common.config.cluster import load_settings
 from raymq.common.errors import ClusterNotFoundError, RequestTimeoutError, ServiceNotAvailableError
+from raymq.common.protocol.status import ClusterStatus
 from raymq.remoting.access.credentials import CREDENTIAL_VARIABLES
 
 RAY_START_TIMEOUT_S: Final = 90.0
@@ -109,17 +110,16 @@ def down(address: str | None, progress: ProgressCallback) -> list[str]:
     return stopped
 
 
-def status(address: str | None) -> dict[str, Any]:
-    """The state of all servers, as placement.status reports it. ClusterNotFoundError when no Ray runs or no raymq runs
-    there."""
+def status(address: str | None) -> ClusterStatus:
+    """Return the state of all servers. ClusterNotFoundError if no Ray runs, or no raymq on it."""
     attach_ray(address)
     try:
-        report: dict[str, Any] = launch("status", ray.get_runtime_context().gcs_address)
+        found = ClusterStatus.of(launch("status", ray.get_runtime_context().gcs_address))
     finally:
         ray.shutdown()
-    if not report["actors"]:
+    if not found.actors:
         raise ClusterNotFoundError("this Ray cluster runs no raymq: start it with `raymq up`")
-    return report
+    return found
 
 
 def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback) -> dict[str, Any]:

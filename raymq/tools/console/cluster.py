@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from raymq.client.admin.admin import Admin
 from raymq.client.producer.producer import Producer
+from raymq.common.protocol.status import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica of a broker group. `role` is "master", "slave" or "" while unknown; `lag_bytes` and `lag_s` tell how
-    far it is behind its master, None where that is not known. `error` is empty if its actor answers."""
+    """One replica of a broker group. `role`: "master", "slave", or "" while unknown. `lag_bytes`, `lag_s`: how far the
+    replica is behind its master, None if unknown. `error`: empty if the replica's actor answers."""
 
     actor: str
     node: str
@@ -26,8 +27,8 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupView:
-    """A broker group. `master` is the storage actor that leads, None if nobody does; `epoch` of its lead. `reason`
-    says in words what is wrong, and is empty if nothing is. `writable`: its topics may be written to."""
+    """A broker group. `master`: the storage actor that leads, None without a master. `reason`: what is wrong, in words;
+    else empty. `writable`: messages may be sent to the group's topics."""
 
     name: str
     ready: bool
@@ -41,29 +42,9 @@ class BrokerGroupView:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreView:
-    """One store. Bytes: `log_bytes` it holds, `unflushed_bytes` not on disk yet, `index_behind_bytes` not indexed yet.
-    `disk_used` is from 0 to 1, None where unknown. `problem`: why it takes no appends, or its actor's error; else
-    empty. `recovered` says how it was opened."""
-
-    actor: str
-    broker_name: str
-    node: str
-    root: str
-    queues: int = 0
-    log_bytes: int = 0
-    unflushed_bytes: int = 0
-    index_behind_bytes: int = 0
-    disk_used: float | None = None
-    disk_free_bytes: int | None = None
-    recovered: str = ""
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ServerView:
-    """Another server: a NameServer, the Controller, a Rebalance or a Pull actor. `state` in words; `error` is empty if
-    it answers."""
+    """A NameServer, the Controller, a Rebalance actor, a Pull actor or the console. `state`: in words. `error`: empty
+    if the server answers."""
 
     actor: str
     kind: str
@@ -74,17 +55,24 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster. `problems`: what `raymq status` calls broken, a sentence each; empty if all is well. `nodes`: that
-    can be drained, with True for those that are. `report`: the same as `raymq status --json`."""
+    """The cluster: its `status`, and rows for its broker groups and its other servers.
+
+    `nodes`: the addresses of the nodes that can be drained, True for a drained node. `settings`: the settings that the
+    servers report, by name.
+    """
 
     name: str
+    status: ClusterStatus
     brokers: tuple[BrokerGroupView, ...]
-    stores: tuple[StoreView, ...]
     servers: tuple[ServerView, ...]
-    problems: tuple[str, ...] = ()
     nodes: Mapping[str, bool] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[str]:
+        """The failures that `raymq status` shows, a sentence each: where, what, and what to do."""
+        failures = [one for one in self.status.problems if one.state == "fail"]
+        return [": ".join(filter(None, (one.where, f"{one.seen}; {one.do}"))) for one in failures]
 
 
 @dataclass(frozen=True, slots=True)

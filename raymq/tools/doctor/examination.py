@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from raymq.client.cluster.attach import attach_ray
 from raymq.client.cluster.launcher import ProgressCallback, launch
 from raymq.common.config.cluster import ClusterSettings, data_dir_here
 from raymq.common.errors import ClusterNotFoundError, RaymqError
+from raymq.common.protocol.status import BrokerReport, ClusterStatus
 from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
@@ -49,7 +49,7 @@ def take_snapshot(
         attached = attach_ray(address)
     except ClusterNotFoundError as error:
         progress("looking at this machine")
-        machine, reason = _machine(settings, {}), str(error)
+        machine, reason = _machine(settings, ClusterStatus()), str(error)
         expected = bool(address or os.environ.get("RAY_ADDRESS"))
         return DoctorSnapshot(machine, ray_error=reason, named=expected, cluster_error=reason, prometheus=named)
     try:
@@ -69,7 +69,7 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
         tuple(map(str, _store_directories(status))),
         str(settings.data_dir),
         *_ratios(settings),
-        tuple(servers_with_lanes(status["actors"])),
+        tuple(servers_with_lanes(status.actors)),
         {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()},
     )
     nodes = tuple(collect_nodes(task))
@@ -88,19 +88,18 @@ def _with_ray(settings: ClusterSettings, prometheus: Any, progress: ProgressCall
     )
 
 
-def _status(gcs_address: str) -> dict[str, Any]:
+def _status(gcs_address: str) -> ClusterStatus:
     try:
-        report: dict[str, Any] = launch("status", gcs_address)
-        return report
+        return ClusterStatus.of(launch("status", gcs_address))
     except RaymqError as error:
-        return {"actors": [], "brokers": [{"actor": "raymq status", "error": str(error)}]}
+        return ClusterStatus(brokers=(BrokerReport("raymq status", str(error)),))
 
 
-def _cluster(settings: ClusterSettings, status: Mapping[str, Any]) -> ClusterFacts | None:
+def _cluster(settings: ClusterSettings, status: ClusterStatus) -> ClusterFacts | None:
     from raymq.client.client import connect
 
-    if not status["actors"]:
-        return ClusterFacts(status) if status["brokers"] else None
+    if not status.actors:
+        return ClusterFacts(status) if status.brokers else None
     try:
         with connect() as client:
             return collect_cluster(client, status, settings.store.file_reserved_time_hours * 3_600_000)
@@ -108,13 +107,13 @@ def _cluster(settings: ClusterSettings, status: Mapping[str, Any]) -> ClusterFac
         return ClusterFacts(status, groups_error=str(error))
 
 
-def _store_directories(status: Mapping[str, Any]) -> list[Path]:
+def _store_directories(status: ClusterStatus) -> list[Path]:
     """Return the directories of the running stores, on all nodes."""
-    roots = {str(Path(store["root"]).parent) for store in status.get("stores", []) if not store["error"]}
+    roots = {str(Path(store.root).parent) for store in status.stores if not store.error}
     return [Path(root) for root in sorted(roots)]
 
 
-def _machine(settings: ClusterSettings, status: Mapping[str, Any]) -> MachineFacts:
+def _machine(settings: ClusterSettings, status: ClusterStatus) -> MachineFacts:
     directories = [path for path in _store_directories(status) if path.is_dir()]
     if not directories:
         directories = [data_dir_here(settings.data_dir), *settings.store.store_path_commit_log]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from raymq.common.protocol.status import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class ClusterFacts:
     there were too many groups or no time was left.
     """
 
-    status: Mapping[str, Any]
+    status: ClusterStatus
     nodes: int = 1
     groups: tuple[GroupFacts, ...] = ()
     groups_left_out: int = 0

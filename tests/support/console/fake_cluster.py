@@ -42,6 +42,7 @@ from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueuePro
 from raymq.common.protocol.recall import RecallHandle
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
+from raymq.common.protocol.status import ClusterStatus, Problem, RetentionReport, StoreReport
 from raymq.tools.console.cluster import (
     AuditEntry,
     AuditPage,
@@ -52,7 +53,6 @@ from raymq.tools.console.cluster import (
     PushInstanceView,
     ReplicaView,
     ServerView,
-    StoreView,
 )
 
 NOW_MS = 1_795_400_000_000
@@ -125,7 +125,7 @@ class FakeCluster:
         self.audit_entries: list[AuditEntry] = []
         self.silent: set[str] = set()
         """Brokers that return no readings."""
-        self.problems: tuple[str, ...] = ()
+        self.problems: tuple[Problem, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
         self.topics = {
@@ -214,9 +214,10 @@ class FakeCluster:
             for name in BROKERS
         )
         stores = tuple(
-            StoreView(
-                replica.actor, broker.name, replica.node, f"/var/raymq/{broker.name}", 16, 5 << 30, 4_096, 0, 0.41,
-                120 << 30, "clean shutdown",
+            StoreReport(
+                replica.actor, root=f"/var/raymq/{broker.name}", queues=16, max_physical_offset=5 << 30,
+                flushed_physical_offset=(5 << 30) - 4_096, recovered="clean shutdown", writable=True,
+                retention=RetentionReport(0.41, 120 << 30),
             )
             for broker in brokers
             for replica in broker.replicas
@@ -227,7 +228,8 @@ class FakeCluster:
             ServerView("rebalance-0", "Rebalance", "serves 2 groups", NODES[0]),
             ServerView("pull-0", "Pull", "3 instances", NODES[1]),
         )
-        return ClusterView("raymq", brokers, stores, servers, self.problems, dict(self.drained), {"broker_groups": "2"})
+        status = ClusterStatus(stores=stores, problems=self.problems)
+        return ClusterView("raymq", status, brokers, servers, dict(self.drained), {"broker_groups": "2"})
 
     def push_instances(self, group: str) -> PushInstances:
         self._begin("push_instances")

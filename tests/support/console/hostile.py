@@ -10,6 +10,7 @@ from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.common.message import MessageExt
 from raymq.common.protocol.clients import ProducerConnection
 from raymq.common.protocol.group import GroupConfig
+from raymq.common.protocol.status import Problem
 from raymq.tools.console.cluster import AuditEntry
 from tests.support.console.fake_cluster import FakeCluster, fake_message, members_of
 
@@ -67,7 +68,7 @@ class HostileCluster(FakeCluster):
         self.letters = {NAME: [DeadLetter(hostile_message(), ALL_XSS, False)]}
         self.delayed_messages = [DelayedMessage(NAME, 0, 0, hostile_message())]
         self.producers = [ProducerConnection(ALL_XSS, ALL_XSS, 1, ALL_XSS, 0.0)]
-        self.problems = (ALL_XSS,)
+        self.problems = (Problem("masters", "fail", ALL_XSS, ALL_XSS, ALL_XSS),)
         self.audit_entries = [AuditEntry(0, ALL_XSS, ALL_XSS, ALL_XSS, ALL_XSS, {ALL_XSS: ALL_XSS}, ALL_XSS)]
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:

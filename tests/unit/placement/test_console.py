@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from raymq.common.config.cluster import ClusterSettings, load_settings
 from raymq.common.config.console import ConsoleOptions
 from raymq.common.errors import ConfigError
 from raymq.common.protocol.route import PERM_ALL, PERM_READ, BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.status import ClusterStatus, Problem
 from raymq.tools.console.security.tokens import LONG_TOKEN_CHARACTERS
+from raymq.tools.doctor.checks.status_checks import problems_of
 
 
 def store(name: str, **changes: Any) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def store(name: str, **changes: Any) -> dict[str, Any]:
     return {**entry, **changes}
 
 
-def report(**changes: Any) -> dict[str, Any]:
+def report(**changes: Any) -> ClusterStatus:
     whole: dict[str, Any] = {
         "actors": ["broker-a", "console", "nameserver-0", "storage-broker-a-0"],
         "brokers": [{"actor": "broker-a", "broker": "broker-a", "error": "", "ready": True, "topics": ["t"],
@@ -37,7 +40,9 @@ def report(**changes: Any) -> dict[str, Any]:
         "rebalances": [], "pulls": [], "groups": [], "instances": [], "replication": [],
         "consoles": [{"actor": "console", "error": ""}],
     }  # fmt: skip
-    return {**whole, **changes}
+    found = ClusterStatus.of({**whole, **changes})
+    problems = tuple(Problem(one.check, one.state.value, one.seen, one.do, one.where) for one in problems_of(found))
+    return replace(found, problems=problems)
 
 
 def test_a_cluster_without_replicas_is_led_by_its_only_store() -> None:
@@ -47,11 +52,11 @@ def test_a_cluster_without_replicas_is_led_by_its_only_store() -> None:
         *("broker-a", True, "storage-broker-a-0"),
         *(1, 2),
     )
-    [one] = view.stores
+    [one] = view.status.stores
     assert (one.broker_name, one.log_bytes, one.unflushed_bytes) == ("broker-a", 1000, 100)
     assert (one.disk_used, one.disk_free_bytes) == (0.5, 9000)
     assert [server.kind for server in view.servers] == ["NameServer", "Console"]
-    assert view.problems == ()
+    assert view.problems == []
 
 
 def test_replicas_are_shown_with_their_lag_and_the_reason_of_their_group() -> None:
@@ -62,7 +67,7 @@ def test_replicas_are_shown_with_their_lag_and_the_reason_of_their_group() -> No
     [broker] = view.brokers
     assert (broker.master, broker.epoch, broker.reason, broker.writable) == (None, 3, "nobody leads", False)
     assert [(one.actor, one.in_sync, one.lag_bytes) for one in broker.replicas] == [("storage-broker-a-1", True, 5)]
-    assert view.problems == ("broker-a: nobody leads; start the nodes with its replicas; `raymq status` shows them",)
+    assert view.problems == ["broker-a: nobody leads; start the nodes with its replicas; `raymq status` shows them"]
 
 
 def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
@@ -71,24 +76,24 @@ def test_what_does_not_answer_is_a_problem_and_a_row() -> None:
         stores=[{"actor": "storage-broker-a-0", "error": "the actor is dead"}],
     )
     view = view_of(broken, "raymq", {}, {}, {})
-    assert view.problems == tuple(
+    assert view.problems == [
         f"{name}: does not answer: {error}; see the log of {name} in Ray's session; Ray restarts it"
         for name, error in (("broker-a", "no answer in 5 s"), ("storage-broker-a-0", "the actor is dead"))
-    )
+    ]
     assert view.brokers[0].reason == "no answer in 5 s"
-    assert view.stores[0].problem == "the actor is dead"
+    assert view.status.stores[0].problem == "the actor is dead"
 
 
 def test_a_full_disk_is_a_problem() -> None:
     full = report(stores=[store("broker-a", writable=False, not_writable_reason="the disk is full")])
-    assert view_of(full, "raymq", {}, {}, {}).problems == (
-        "storage-broker-a-0: takes no messages: the disk is full; make room on the disk, or see the store's log",
-    )
+    assert view_of(full, "raymq", {}, {}, {}).problems == [
+        "storage-broker-a-0: takes no messages: the disk is full; make room on the disk, or see the store's log"
+    ]
 
 
 def test_a_replica_that_follows_is_no_problem_although_it_takes_no_messages() -> None:
     slave = store("broker-a", writable=False, not_writable_reason="", role="SLAVE")
-    assert view_of(report(stores=[slave]), "raymq", {}, {}, {}).problems == ()
+    assert view_of(report(stores=[slave]), "raymq", {}, {}, {}).problems == []
 
 
 def test_a_closed_store_and_a_damaged_log_say_where_what_and_what_to_do() -> None:
@@ -123,7 +128,11 @@ def test_a_broker_group_is_writable_if_a_topic_of_it_is() -> None:
 def test_settings_are_those_that_servers_tell() -> None:
     assert settings_of(report(), None) == {"broker_groups": "1", "replication.replicas": "1"}
     store: Any = SimpleNamespace(max_message_size_bytes=5, commit_log_file_size=6, consume_queue_file_size=7)
-    controller = {"actor": "controller", "error": "", "groups": [{"replicas": [{}, {}, {}]}]}
+    controller = {
+        "actor": "controller",
+        "error": "",
+        "groups": [{"broker": "broker-a", "replicas": [{"replica": index} for index in range(3)]}],
+    }
     assert settings_of(report(replication=[controller]), store) == {
         "broker_groups": "1",
         "replication.replicas": "3",

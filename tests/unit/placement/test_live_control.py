@@ -11,6 +11,7 @@ from placement.console import live_control as module
 from placement.console.live_control import LiveControl
 from raymq.common.errors import ServiceNotAvailableError
 from raymq.common.protocol.route import BrokerData, QueueData, TopicRoute
+from raymq.common.protocol.status import BrokerReport, ClusterStatus
 
 ROUTE = TopicRoute(
     "orders", {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}, (QueueData("broker-a", 1, 1, 6),)
@@ -34,18 +35,14 @@ def test_the_cluster_shows_writes_and_settings_also_without_a_nameserver(
     admin = Admin()
     client: Any = SimpleNamespace(admin=admin)
     control = LiveControl(client, "raymq")
-    broker = {"actor": "broker-a", "broker": "broker-a", "error": "", "ready": True, "topics": ["orders"],
-              "groups": [], "storage": "storage-broker-a-0"}  # fmt: skip
-    report: dict[str, Any] = {
-        key: [] for key in ("stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles")
-    }
+    broker = BrokerReport("broker-a", broker="broker-a", ready=True, topics=("orders",), storage="storage-broker-a-0")
     asked: list[str] = []
 
     def describe(method: str, timeout_s: float) -> Any:
         asked.append(method)
         return SimpleNamespace(max_message_size_bytes=5, commit_log_file_size=6, consume_queue_file_size=7)
 
-    monkeypatch.setattr(module, "cluster_status", lambda: {**report, "actors": [], "brokers": [broker]})
+    monkeypatch.setattr(module, "cluster_status", lambda: ClusterStatus(brokers=(broker,)))
     monkeypatch.setattr(module.operations, "placed_replicas", lambda: ((), frozenset()))
     monkeypatch.setattr(module.ray, "nodes", lambda: [{"NodeManagerAddress": "h", "NodeID": "n", "Alive": True}])
     monkeypatch.setattr(module, "ActorRef", lambda name: SimpleNamespace(call=describe))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from raymq.tools.cli.terminal.output import Table, duration, out
 
 if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
+    from raymq.common.protocol.status import BrokerReport, ClusterStatus, ReplicaGroupReport, StoreReport
 
 
 @command(cli)
@@ -100,18 +102,13 @@ def status(address: str | None, progress: ProgressCallback) -> CommandResult:
     from raymq.client.cluster.local_server import status as ask
 
     progress("asking the servers")
-    report = ask(address)
-    _remember_names(report["brokers"])
-    broken = [
-        entry
-        for kind in ("brokers", "stores", "rebalances", "pulls", "replication")
-        for entry in report[kind]
-        if entry["error"]
-    ]
-    broken += [group for entry in report["replication"] for group in entry["groups"] if group["reason"]]
-    broken += [store for store in report["stores"] if not store["error"] and _refuses(store)]
-    shown = [part for section in _SECTIONS for part in section(report)]
-    return CommandResult(report, *shown, failed=bool(broken))
+    found = ask(address)
+    _remember_names(found.brokers)
+    broken = any(server.error for server in found.servers)
+    broken |= any(group.reason for group in found.replica_groups)
+    broken |= any(_refuses(store) for store in found.stores if not store.error)
+    shown = [part for section in _SECTIONS for part in section(found)]
+    return CommandResult(found.report, *shown, failed=broken)
 
 
 @command(cli)
@@ -161,18 +158,18 @@ def demo(keep: Path | None, kill: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _refuses(store: dict[str, Any]) -> bool:
+def _refuses(store: StoreReport) -> bool:
     """True if a store's disk has failed, or if the store is a master that refuses messages."""
-    leads = store.get("role", "MASTER") == "MASTER"
-    return bool(store.get("disk_failure")) or (leads and not store["writable"])
+    leads = store.role in ("", "MASTER")
+    return bool(store.disk_failure) or (leads and not store.writable)
 
 
-def _remember_names(brokers: Sequence[dict[str, Any]]) -> None:
+def _remember_names(brokers: Sequence[BrokerReport]) -> None:
     """Keep the names of topics and groups for completion, if every broker has answered."""
-    remember_all_names("brokers", [broker["actor"] for broker in brokers])
-    if not any(broker["error"] for broker in brokers):
-        remember_all_names("topics", {topic for broker in brokers for topic in broker["topics"]})
-        remember_all_names("groups", {group for broker in brokers for group in broker["groups"]})
+    remember_all_names("brokers", [broker.actor for broker in brokers])
+    if not any(broker.error for broker in brokers):
+        remember_all_names("topics", {topic for broker in brokers for topic in broker.topics})
+        remember_all_names("groups", {group for broker in brokers for group in broker.groups})
 
 
 # The sections of `raymq status`: each returns its texts and tables, or nothing.
@@ -185,153 +182,142 @@ def _some(names: list[str], rows: list[list[Any]]) -> list[Table]:
     return [Table(names, rows)] if rows else []
 
 
-def _problems(report: dict[str, Any]) -> Shown:
+def _problems(status: ClusterStatus) -> Shown:
     """Return the faults with their remedies, and the servers that only super users see."""
-    if report.get("refused"):
-        yield f"super users see more: {', '.join(report['refused'])} do not show this user how they are"
-    rows = [[one["where"], one["state"], one["seen"], one["do"]] for one in report.get("problems", ())]
-    yield from _some(["problem at", "state", "seen", "do"], rows)
+    if status.refused:
+        yield f"super users see more: {', '.join(status.refused)} do not show this user how they are"
+    yield from _some(
+        ["problem at", "state", "seen", "do"], [[one.where, one.state, one.seen, one.do] for one in status.problems]
+    )
 
 
-def _brokers(report: dict[str, Any]) -> Shown:
+def _brokers(status: ClusterStatus) -> Shown:
     """The brokers, and the settings that differ from raymq.yaml."""
     yield Table(
         ["broker", "state", "topics", "groups"],
         [
-            [b["actor"], b["error"], None, None]
-            if b["error"]
-            else [b["actor"], "ready" if b["ready"] else b["waiting_for"], len(b["topics"]), len(b["groups"])]
-            for b in report["brokers"]
+            [b.actor, b.error, None, None]
+            if b.error
+            else [b.actor, "ready" if b.ready else b.waiting_for, len(b.topics), len(b.groups)]
+            for b in status.brokers
         ],
     )
-    changed = [
-        [b["actor"], name, str(value)] for b in report["brokers"] for name, value in b.get("settings", {}).items()
-    ]
+    changed = [[b.actor, name, str(value)] for b in status.brokers for name, value in b.settings.items()]
     yield from _some(["broker", "setting unlike raymq.yaml", "value"], changed)
 
 
-def _stores(report: dict[str, Any]) -> Shown:
+def _stores(status: ClusterStatus) -> Shown:
     """The running stores, and the stores on disk that do not run."""
     yield Table(
         ["store", "state", "queues", "log bytes", "not flushed", "directory"],
         [
-            [s["actor"], s["error"], None, None, None, "-"]
-            if s["error"]
+            [s.actor, s.error, None, None, None, "-"]
+            if s.error
             else [
-                s["actor"],
-                "writable" if s["writable"] else s["not_writable_reason"],
-                s["queues"],
-                s["max_physical_offset"] - s["min_physical_offset"],
-                s["max_physical_offset"] - s["flushed_physical_offset"],
-                s["root"],
+                s.actor,
+                "writable" if s.writable else s.not_writable_reason,
+                s.queues,
+                s.log_bytes,
+                s.unflushed_bytes,
+                s.root,
             ]
-            for s in report["stores"]
+            for s in status.stores
         ],
     )
-    stopped = [[one["store"], one["broker"], one["directory"]] for one in report.get("stopped_stores", ())]
+    stopped = [[one.store, one.broker, one.directory] for one in status.stopped_stores]
     yield from _some(["store on disk that does not run", "broker", "directory"], stopped)
 
 
-def _replication(report: dict[str, Any]) -> Shown:
+def _replication(status: ClusterStatus) -> Shown:
     """The master of each broker group with several replicas, and the state of each replica."""
-    for controller in report["replication"]:
-        groups = controller["groups"]
+    for controller in status.replication:
+        groups = controller.groups
         yield Table(
             ["broker", "master", "epoch", "in sync", "state"],
-            [[g["broker"], g["master"], g["epoch"], " ".join(map(str, g["in_sync"])), _led(g)] for g in groups]
-            + ([["controller", None, None, "-", controller["error"]]] if controller["error"] else []),
+            [[g.broker, g.master, g.epoch, " ".join(map(str, g.in_sync)), _led(g)] for g in groups]
+            + ([["controller", None, None, "-", controller.error]] if controller.error else []),
         )
         yield Table(
             ["replica", "role", "node", "lag bytes", "lag", "state"],
             [
                 [
-                    f"{g['broker']}-{r['replica']}",
-                    r["role"],
-                    r["node"],
-                    r["lag_bytes"],
-                    None if r["lag_s"] is None else duration(round(r["lag_s"] * 1000)),
-                    r["note"] or r["error"] or ("in sync" if r["replica"] in g["in_sync"] else "catching up"),
+                    f"{g.broker}-{r.replica}",
+                    r.role,
+                    r.node,
+                    r.lag_bytes,
+                    None if r.lag_s is None else duration(round(r.lag_s * 1000)),
+                    r.note or r.error or ("in sync" if r.replica in g.in_sync else "catching up"),
                 ]
                 for g in groups
-                for r in g["replicas"]
+                for r in g.replicas
             ],
         )
 
 
-def _led(group: dict[str, Any]) -> str:
+def _led(group: ReplicaGroupReport) -> str:
     """Why a broker group has no master, or what its master lacked when it was elected."""
-    lost = group.get("loss", "")
-    return group["reason"] or (f"led; elected although {lost}" if lost else "led")
+    return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
 
 
-def _transactions(report: dict[str, Any]) -> Shown:
+def _transactions(status: ClusterStatus) -> Shown:
     """The open transactions at the masters' stores, and the age of the oldest."""
     now_ms = time.time_ns() // 1_000_000
     waiting = [
         [
-            *(store["actor"], row["topic"], row["producer_group"], row["waiting"]),
-            max(now_ms - row["oldest_born_timestamp_ms"], 0) // 1000,
+            *(store.actor, row.topic, row.producer_group, row.waiting),
+            max(now_ms - row.oldest_born_timestamp_ms, 0) // 1000,
         ]
-        for store in report["stores"]
-        if store.get("writable")
-        for row in store.get("transactions", {}).get("waiting", ())
+        for store in status.stores
+        if store.writable
+        for row in store.transactions.waiting
     ]
     yield from _some(["open transactions", "topic", "group", "waiting", "oldest s"], waiting)
 
 
-def _deletions(report: dict[str, Any]) -> Shown:
+def _deletions(status: ClusterStatus) -> Shown:
     """How many log files were deleted early because a disk was full, and whose messages were lost unread."""
-    files = sum(s["retention"]["young_files_deleted"] for s in report["stores"] if s.get("retention"))
+    files = sum(store.retention.young_files_deleted for store in status.stores if store.retention)
     if not files:
         return
     yield f"a full disk took {files} log files before their time (clean_file_forcibly_enable)"
-    unread = [
-        [entry["group"], entry["topic"], entry["messages"]]
-        for b in report["brokers"]
-        for entry in b.get("deleted_unread", ())
-    ]
+    unread = [[one.group, one.topic, one.messages] for b in status.brokers for one in b.deleted_unread]
     yield from _some(["group", "topic", "messages deleted unread"], unread)
 
 
-def _refusals(report: dict[str, Any]) -> Shown:
+def _refusals(status: ClusterStatus) -> Shown:
     """The kinds of requests that servers refused because they were busy."""
+    servers: tuple[BrokerReport | StoreReport, ...] = (*status.brokers, *status.stores)
     refused = [
-        [
-            *(server["actor"], kind["kind"], kind["refused_full"], kind["refused_late"], kind["most"]),
-            round(kind["longest_ms"]),
-        ]
-        for server in [*report["brokers"], *report["stores"]]
-        for kind in server.get("requests", ())
-        if kind["refused_full"] or kind["refused_late"]
+        [server.actor, kind.kind, kind.refused_full, kind.refused_late, kind.most, round(kind.longest_ms)]
+        for server in servers
+        for kind in server.requests
+        if kind.refused_full or kind.refused_late
     ]
     yield from _some(["refused as busy", "requests", "too many", "too late", "most", "longest ms"], refused)
 
 
-def _services(report: dict[str, Any]) -> Shown:
+def _services(status: ClusterStatus) -> Shown:
     """The Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
-
-    def served(kind: str, service: dict[str, Any]) -> str:
-        return f"{sum(entry['actor'] == service['actor'] for entry in report[kind])} {kind}"
-
+    served = Counter(one.actor for one in (*status.groups, *status.instances))
     yield Table(
         ["service", "state", "serves"],
         [
-            [r["actor"], r["error"] or f"slots {' '.join(map(str, r['slots'])) or '-'}", served("groups", r)]
-            for r in report["rebalances"]
+            [r.actor, r.error or f"slots {' '.join(map(str, r.slots)) or '-'}", f"{served[r.actor]} groups"]
+            for r in status.rebalances
         ]
-        + [[p["actor"], p["error"] or f"node {p['node']}", served("instances", p)] for p in report["pulls"]]
-        + [[c["actor"], c["error"] or "runs", c.get("url", "-")] for c in report.get("consoles", ())],
+        + [[p.actor, p.error or f"node {p.node}", f"{served[p.actor]} instances"] for p in status.pulls]
+        + [[c.actor, c.error or "runs", c.url] for c in status.consoles],
     )
     yield from _some(
         ["group", "generation", "members", "queues held"],
-        [[g["group"], g["generation"], len(g["members"]), len(g["holders"])] for g in report["groups"]],
+        [[g.group, g.generation, len(g.members), len(g.holders)] for g in status.groups],
     )
     yield from _some(
         ["instance", "queues", "buffered", "consumed", "failures"],
-        [[i["instance"], len(i["holding"]), i["buffered"], i["consumed"], i["failures"]] for i in report["instances"]],
+        [[i.instance, len(i.holding), i.buffered, i.consumed, i.failures] for i in status.instances],
     )
 
 
-_SECTIONS: Final[tuple[Callable[[dict[str, Any]], Shown], ...]] = (
+_SECTIONS: Final[tuple[Callable[[ClusterStatus], Shown], ...]] = (
     *(_problems, _brokers, _stores, _replication, _transactions, _deletions, _refusals, _services),
 )

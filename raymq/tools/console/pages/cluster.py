@@ -74,7 +74,7 @@ async def status_json(request: Request) -> Response:
     snapshot = await console_of(request).cluster()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
-    return JSONResponse(exact(dict(snapshot.value.report)))
+    return JSONResponse(exact(snapshot.value.status.report))
 
 
 async def balance(request: Request) -> Response:

@@ -42,7 +42,7 @@ def health_checks(snapshot: DoctorSnapshot) -> list[Finding]:
 def name_servers(snapshot: DoctorSnapshot) -> list[Finding]:
     """Check that a cluster of several nodes runs at least two NameServers."""
     cluster = _cluster(snapshot)
-    count = sum(name.startswith("nameserver-") for name in cluster.status.get("actors", []))
+    count = sum(name.startswith("nameserver-") for name in cluster.status.actors)
     if count < 2 <= cluster.nodes:
         return [warn(f"one NameServer on {cluster.nodes} nodes", "`name_servers: 3`: new clients need one")]
     return [ok(f"NameServers: {count}, nodes: {cluster.nodes}")]

@@ -202,8 +202,8 @@ def flush_time(one: DirectoryFacts) -> Finding:
 
 def locks(snapshot: DoctorSnapshot) -> list[Finding]:
     """Check that no process outside of this cluster holds a store's lock."""
-    stores = snapshot.cluster.status.get("stores", []) if snapshot.cluster else []
-    known = {store["pid"] for store in stores if not store["error"]}
+    stores = snapshot.cluster.status.stores if snapshot.cluster else ()
+    known = {store.pid for store in stores if not store.error}
     found = []
     for directory in snapshot.machine.directories:
         strangers = {name: pid for name, pid in directory.locks.items() if pid not in known}

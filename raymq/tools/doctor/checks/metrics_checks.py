@@ -27,7 +27,7 @@ def gauges(snapshot: DoctorSnapshot) -> list[Finding]:
         return [ok("switched off in the settings (`metrics`)")]
     wanted = {
         name
-        for name in (snapshot.cluster.status.get("actors", []) if snapshot.cluster else [])
+        for name in (snapshot.cluster.status.actors if snapshot.cluster else ())
         if name.startswith(REPORTING_PREFIXES)
     }
     seen = frozenset[str]().union(*(port.servers for port in snapshot.ports))

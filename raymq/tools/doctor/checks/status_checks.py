@@ -6,147 +6,136 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from raymq.common.protocol.status import ClusterStatus, StoreReport
 from raymq.tools.doctor.findings import Finding, State, fail, ok, warn
 
-StatusReport = Mapping[str, Any]
-"""The report of `raymq status` (placement.status.cluster_status)."""
-Judge = Callable[[StatusReport], list[Finding]]
-SERVER_KINDS: Final = ("brokers", "stores", "rebalances", "pulls", "replication")
+Judge = Callable[[ClusterStatus], list[Finding]]
 DELAY_LATE_MS: Final = 5000
 MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 
 
-def servers(report: StatusReport) -> list[Finding]:
+def servers(status: ClusterStatus) -> list[Finding]:
     """Every server answers. A storage actor that answers that its store is closed is a matter of `stores_open`."""
-    entries = [entry for kind in SERVER_KINDS for entry in report.get(kind, []) if not entry.get("closed")]
+    closed = {store.actor for store in status.stores if store.closed}
+    entries = [entry for entry in status.servers if entry.actor not in closed]
     silent = [
         fail(
-            f"does not answer: {entry['error']}",
-            f"see the log of {entry['actor']} in Ray's session; Ray restarts it",
-            entry["actor"],
+            f"does not answer: {entry.error}",
+            f"see the log of {entry.actor} in Ray's session; Ray restarts it",
+            entry.actor,
         )
         for entry in entries
-        if entry["error"]
+        if entry.error
     ]
     return silent or [ok(f"{len(entries)} servers answer")]
 
 
-def shown(report: StatusReport) -> list[Finding]:
+def shown(status: ClusterStatus) -> list[Finding]:
     """Every server shows this user its state."""
-    hidden = report.get("refused", ())
-    if hidden:
-        return [warn(f"not shown to this user: {', '.join(hidden)}", "run it as a super user (RAYMQ_USER)")]
+    if status.refused:
+        return [warn(f"not shown to this user: {', '.join(status.refused)}", "run it as a super user (RAYMQ_USER)")]
     return [ok("no server refuses this user")]
 
 
-def brokers_ready(report: StatusReport) -> list[Finding]:
+def brokers_ready(status: ClusterStatus) -> list[Finding]:
     """Every broker has read its state."""
-    entries = [entry for entry in report.get("brokers", []) if not entry["error"]]
+    entries = [broker for broker in status.brokers if not broker.error]
     waiting = [
         fail(
-            f"is not ready: {entry['waiting_for']}",
+            f"is not ready: {entry.waiting_for}",
             "see its store: a broker reads its state from there",
-            entry["actor"],
+            entry.actor,
         )
         for entry in entries
-        if not entry["ready"]
+        if not entry.ready
     ]
     return waiting or [ok(f"{len(entries)} brokers are ready")]
 
 
-def stores_open(report: StatusReport) -> list[Finding]:
+def stores_open(status: ClusterStatus) -> list[Finding]:
     """Every storage actor could open its store."""
-    stores = report.get("stores", [])
     closed = [
-        fail(f"the store is closed: {store['error']}", _disk_advice(report, store["actor"]), store["actor"])
-        for store in stores
-        if store.get("closed")
+        fail(f"the store is closed: {store.error}", _disk_advice(status, store), store.actor)
+        for store in status.stores
+        if store.closed
     ]
-    return closed or [ok(f"{len(stores)} stores are open")]
+    return closed or [ok(f"{len(status.stores)} stores are open")]
 
 
-def _disk_advice(report: StatusReport, actor: str) -> str:
-    """Advice about the disk of a storage actor's replica, by whether another replica is in sync."""
-    broker, _, replica = actor.removeprefix("storage-").rpartition("-")
+def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
+    """Advice about a store's disk, by whether another replica is in sync."""
     look = (
         "look for errors of the disk in the kernel's log (dmesg); the store opens by itself once its directory can be "
         "read and written"
     )
-    for group in _groups(report):
-        if group["broker"] == broker and any(str(one) != replica for one in group["in_sync"]):
-            nodes = {str(one["replica"]): one.get("node") for one in group["replicas"]}
-            drain = f"raymq drain {nodes.get(replica) or 'NODE'}"
+    for group in status.replica_groups:
+        if group.broker == store.broker_name and any(str(one) != store.replica for one in group.in_sync):
+            nodes = {str(one.replica): one.node for one in group.replicas}
+            drain = f"raymq drain {nodes.get(store.replica) or 'NODE'}"
             return f"{look}; to replace the disk, move its replicas away first: {drain}"
     return f"{look}; no other replica is in sync, so keep the store's directory"
 
 
-def stores_on_disk(report: StatusReport) -> list[Finding]:
+def stores_on_disk(status: ClusterStatus) -> list[Finding]:
     """Every store on the disks of the running stores' nodes runs."""
     do = "`raymq down` and `raymq up` without broker_groups start it; move its directory away if it is not needed"
     stopped = [
-        warn(f"{one['directory']} holds a store that does not run", do, one["broker"])
-        for one in report.get("stopped_stores", ())
+        warn(f"{one.directory} holds a store that does not run", do, one.broker) for one in status.stopped_stores
     ]
     return stopped or [ok("every store on disk runs")]
 
 
-def _groups(report: StatusReport) -> Iterator[dict[str, Any]]:
-    """The broker groups that have several replicas."""
-    for controller in report.get("replication", []):
-        yield from controller["groups"]
-
-
-def _replicas_ok(report: StatusReport, seen: str) -> list[Finding]:
+def _replicas_ok(status: ClusterStatus, seen: str) -> list[Finding]:
     """All is well with the replicas, if there are any."""
-    return [ok(seen if any(True for _ in _groups(report)) else "nothing is replicated")]
+    return [ok(seen if status.replica_groups else "nothing is replicated")]
 
 
-def masters(report: StatusReport) -> list[Finding]:
+def masters(status: ClusterStatus) -> list[Finding]:
     """Every broker group of several replicas is led."""
-    groups = list(_groups(report))
+    groups = status.replica_groups
     do = "start the nodes with its replicas; `raymq status` shows them"
-    leaderless = [fail(group["reason"], do, group["broker"]) for group in groups if group["reason"]]
-    return leaderless or _replicas_ok(report, f"replicated broker groups that are led: {len(groups)}")
+    leaderless = [fail(group.reason, do, group.broker) for group in groups if group.reason]
+    return leaderless or _replicas_ok(status, f"replicated broker groups that are led: {len(groups)}")
 
 
-def stores_writable(report: StatusReport) -> list[Finding]:
+def stores_writable(status: ClusterStatus) -> list[Finding]:
     """Every store that leads takes messages, and no disk has failed."""
-    stores = [store for store in report.get("stores", []) if not store["error"]]
+    stores = [store for store in status.stores if not store.error]
     following = {"SLAVE", "LEARNER"}
     refusing = [
         fail(
-            f"takes no messages: {store['not_writable_reason']}",
-            _disk_advice(report, store["actor"]) if store.get("disk_failure") else MAKE_ROOM,
-            store["actor"],
+            f"takes no messages: {store.not_writable_reason}",
+            _disk_advice(status, store) if store.disk_failure else MAKE_ROOM,
+            store.actor,
         )
         for store in stores
-        if store.get("disk_failure") or (not store["writable"] and store.get("role") not in following)
+        if store.disk_failure or (not store.writable and store.role not in following)
     ]
     return refusing or [ok(f"{len(stores)} stores")]
 
 
-def places(report: StatusReport) -> list[Finding]:
+def places(status: ClusterStatus) -> list[Finding]:
     """The replicas of a group are on different machines."""
     found = []
-    for group in _groups(report):
-        nodes = Counter(replica["node"] for replica in group["replicas"] if replica["node"])
+    for group in status.replica_groups:
+        nodes = Counter(replica.node for replica in group.replicas if replica.node)
         shared = [node for node, count in nodes.items() if count > 1]
         if shared:
             found.append(
                 warn(
                     f"several replicas are on {', '.join(shared)}",
                     "add nodes and let `spread` be on: one broken machine takes them all",
-                    group["broker"],
+                    group.broker,
                 )
             )
-    return found or _replicas_ok(report, "replicas are on machines of their own")
+    return found or _replicas_ok(status, "replicas are on machines of their own")
 
 
-def undamaged(report: StatusReport) -> list[Finding]:
+def undamaged(status: ClusterStatus) -> list[Finding]:
     """No log has damaged records, and no file of a store was found damaged when it was opened."""
     do = (
         "check the disk; good bytes of another replica replace the damaged ones by themselves; until then each reader "
@@ -154,49 +143,45 @@ def undamaged(report: StatusReport) -> list[Finding]:
     )
     found = []
     do_file = "check the disk, which has changed bytes of a file; the store has corrected the file or made it again"
-    for store in report.get("stores", []):
-        for hole in store.get("holes", ()):
-            seen = f"{hole['size']} damaged bytes at {hole['offset']} of its log: {hole['reason']}"
-            found.append(fail(seen, do, store["actor"]))
-        for text in store.get("damaged_files", ()):
-            found.append(warn(text, do_file, store["actor"]))
+    for store in status.stores:
+        for hole in store.holes:
+            seen = f"{hole.size} damaged bytes at {hole.offset} of its log: {hole.reason}"
+            found.append(fail(seen, do, store.actor))
+        for text in store.damaged_files:
+            found.append(warn(text, do_file, store.actor))
     return found or [ok("no damage was found")]
 
 
-def nothing_lost(report: StatusReport) -> list[Finding]:
+def nothing_lost(status: ClusterStatus) -> list[Finding]:
     """No master was elected without acknowledged messages, and no recovery has cut bytes off a log."""
     do_elected = (
         "messages are gone from the group: docs/cluster.md, 'When a replica has lost messages', says what is left"
     )
-    found = [
-        fail(f"elected although {one['loss']}", do_elected, one["broker"]) for one in _groups(report) if one.get("loss")
-    ]
-    for store in report.get("stores", []):
-        if store.get("cut_bytes"):
-            seen = f"{store['cut_bytes']:,} bytes were cut off the end of its log when it was opened"
+    found = [fail(f"elected although {one.loss}", do_elected, one.broker) for one in status.replica_groups if one.loss]
+    for store in status.stores:
+        if store.cut_bytes:
+            seen = f"{store.cut_bytes:,} bytes were cut off the end of its log when it was opened"
             do = (
                 "usual after a crash: nobody had an acknowledgement. Else check the disk; lost+cut/ there has the bytes"
             )
-            found.append(warn(seen, do, store["actor"]))
+            found.append(warn(seen, do, store.actor))
     return found or [ok("no message was lost")]
 
 
-def followers(report: StatusReport) -> list[Finding]:
+def followers(status: ClusterStatus) -> list[Finding]:
     """No replica refuses to follow its master."""
     do = (
         "only it has these messages: docs/cluster.md, 'Messages that only one replica has', says how to keep them or "
         "give them up"
     )
-    refusing = [
-        fail(store["refusal"], do, store["actor"]) for store in report.get("stores", []) if store.get("refusal")
-    ]
-    return refusing or _replicas_ok(report, "no replica refuses to follow")
+    refusing = [fail(store.refusal, do, store.actor) for store in status.stores if store.refusal]
+    return refusing or _replicas_ok(status, "no replica refuses to follow")
 
 
-def copies(report: StatusReport) -> list[Finding]:
+def copies(status: ClusterStatus) -> list[Finding]:
     """Messages are on more than one disk."""
-    replicated = {group["broker"] for group in _groups(report) if len(group["replicas"]) > 1}
-    brokers = {entry["actor"] for entry in report.get("brokers", [])}
+    replicated = {group.broker for group in status.replica_groups if len(group.replicas) > 1}
+    brokers = {broker.actor for broker in status.brokers}
     single = sorted(brokers - replicated)
     if single:
         return [
@@ -208,55 +193,53 @@ def copies(report: StatusReport) -> list[Finding]:
     return [ok(f"{len(replicated)} broker groups have several copies")]
 
 
-def spare_replicas(report: StatusReport) -> list[Finding]:
+def spare_replicas(status: ClusterStatus) -> list[Finding]:
     """A group goes on without one of its replicas."""
     found = []
-    for group in _groups(report):
-        able = len(group["replicas"]) - len(group.get("learners", ()))
-        if able > 1 and group.get("min_in_sync_replicas", 1) >= able:
+    for group in status.replica_groups:
+        able = len(group.replicas) - len(group.learners)
+        if able > 1 and group.min_in_sync_replicas >= able:
             seen = f"min_in_sync_replicas is {able}, as many as there are"
-            found.append(warn(seen, "one less: now a single replica that is away stops all sends", group["broker"]))
-    return found or _replicas_ok(report, "one replica less stops nothing")
+            found.append(warn(seen, "one less: now a single replica that is away stops all sends", group.broker))
+    return found or _replicas_ok(status, "one replica less stops nothing")
 
 
-def in_sync(report: StatusReport) -> list[Finding]:
+def in_sync(status: ClusterStatus) -> list[Finding]:
     """Every replica follows its master closely."""
     found = []
-    for group in _groups(report):
-        able = [one["replica"] for one in group["replicas"] if one["replica"] not in group.get("learners", ())]
-        behind = sorted(set(able) - set(group["in_sync"]))
+    for group in status.replica_groups:
+        able = [one.replica for one in group.replicas if one.replica not in group.learners]
+        behind = sorted(set(able) - set(group.in_sync))
         if not behind:
             continue
-        seen = f"{len(group['in_sync'])} of {len(able)} in sync; behind: {', '.join(map(str, behind))}"
+        seen = f"{len(group.in_sync)} of {len(able)} in sync; behind: {', '.join(map(str, behind))}"
         do = "a replica that runs catches up by itself; a node that is gone is replaced after `replace_after_s`"
-        is_short = len(group["in_sync"]) < group.get("min_in_sync_replicas", 1)
-        found.append((fail if is_short else warn)(seen, do, group["broker"]))
-    return found or _replicas_ok(report, "all replicas are in sync")
+        is_short = len(group.in_sync) < group.min_in_sync_replicas
+        found.append((fail if is_short else warn)(seen, do, group.broker))
+    return found or _replicas_ok(status, "all replicas are in sync")
 
 
-def delayed(report: StatusReport) -> list[Finding]:
+def delayed(status: ClusterStatus) -> list[Finding]:
     """Delayed messages are delivered in time."""
     found = []
-    for store in report.get("stores", []):
-        schedule = store.get("schedule")
-        if schedule and schedule["late_ms"] > DELAY_LATE_MS:
-            seen = f"delivered {schedule['late_ms'] / 1000:,.0f} s late, {sum(schedule['pending'].values()):,} wait"
-            found.append(
-                warn(seen, "the disk or the machine cannot keep up: see its load and flush time", store["actor"])
-            )
+    for store in status.stores:
+        schedule = store.schedule
+        if schedule and schedule.late_ms > DELAY_LATE_MS:
+            seen = f"delivered {schedule.late_ms / 1000:,.0f} s late, {sum(schedule.pending.values()):,} wait"
+            found.append(warn(seen, "the disk or the machine cannot keep up: see its load and flush time", store.actor))
     return found or [ok("delayed messages are delivered in time")]
 
 
-def deleted_unread(report: StatusReport) -> list[Finding]:
+def deleted_unread(status: ClusterStatus) -> list[Finding]:
     """No full disk has taken messages before a group read them."""
     found = [
         fail(
-            f"{entry['messages']:,} messages of {entry['topic']} were deleted unread",
+            f"{entry.messages:,} messages of {entry.topic} were deleted unread",
             "a larger disk, or `clean_file_forcibly_enable: false`",
-            entry["group"],
+            entry.group,
         )
-        for broker in report.get("brokers", [])
-        for entry in broker.get("deleted_unread", ())
+        for broker in status.brokers
+        for entry in broker.deleted_unread
     ]
     return found or [ok("nothing was deleted before its time")]
 
@@ -285,12 +268,12 @@ ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
 """The checks of how the cluster is set up, and of what follows from load, by name."""
 
 
-def problems_of(report: StatusReport) -> list[Finding]:
-    """Findings about what is broken or damaged in a report of `raymq status`, failures first. Empty if all is well."""
+def problems_of(status: ClusterStatus) -> list[Finding]:
+    """Return the findings about what is broken or damaged, failures first. Empty if all is well."""
     found = [
         replace(one, check=name)
         for name, judge in PROBLEM_CHECKS.items()
-        for one in judge(report)
+        for one in judge(status)
         if one.state is not State.OK
     ]
     return sorted(found, key=lambda one: one.state is not State.FAIL)

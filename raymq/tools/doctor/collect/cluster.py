@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
     from raymq.common.protocol.attributes import TopicAttributes
     from raymq.common.protocol.group import GroupSummary
+    from raymq.common.protocol.status import ClusterStatus
 
 GROUPS_MAX: Final = 200
 GROUPS_TIMEOUT_S: Final = 20.0
 
 
-def collect_cluster(client: Client, status: Mapping[str, Any], reserved_ms: int) -> ClusterFacts:
+def collect_cluster(client: Client, status: ClusterStatus, reserved_ms: int) -> ClusterFacts:
     """Return the facts about the cluster of `client`.
 
-    `status`: the report of `raymq status`. `reserved_ms`: the retention of topics without a retention attribute.
+    `status`: the state of its servers. `reserved_ms`: the retention of topics without a retention attribute.
     """
     about = ClusterFacts(status, sum(node["Alive"] for node in ray.nodes()), health=health_checks())
     try:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from raymq.client.cluster import local_server
 from raymq.common.protocol.stats import RequestFigures
+from raymq.common.protocol.status import ClusterStatus
 from raymq.tools import cli
 from raymq.tools.cli.terminal.output import out
 
@@ -40,7 +41,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind(run, monkeypatch):
-    monkeypatch.setattr(local_server, "status", lambda address: report())
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report()))
     result = run("status")
     lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
     assert ["broker-a", "1", "104", "1", "led"] in lines
@@ -51,7 +52,7 @@ def test_status_shows_who_leads_who_is_in_sync_and_how_far_the_others_are_behind
 
 
 def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
-    monkeypatch.setattr(local_server, "status", lambda address: report(reason="none of them answers"))
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report(reason="none of them answers")))
     result = run("status")
     assert "none of them answers" in result.output
     assert result.exit_code == 1
@@ -59,7 +60,7 @@ def test_status_fails_and_says_why_when_nobody_leads(run, monkeypatch):
 
 def test_status_says_what_the_master_lacked_when_it_was_elected(run, monkeypatch):
     lost = "replica 1 lacks acknowledged messages: its log ends at 80, and everything before 100 was confirmed"
-    monkeypatch.setattr(local_server, "status", lambda address: report(loss=lost))
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(report(loss=lost)))
     result = run("status")
     assert "led; elected although replica 1 lacks acknowledged messages" in result.output
     assert result.exit_code == 0
@@ -78,7 +79,7 @@ def test_status_says_what_the_master_lacked_when_it_was_elected(run, monkeypatch
 def test_status_fails_where_a_store_that_leads_takes_no_messages_or_a_disk_failed(run, monkeypatch, changes, exit_code):
     store = {"actor": "storage-broker-a-0", "error": "", "writable": False, "queues": 1, "root": "/data"}
     store |= {"max_physical_offset": 9, "min_physical_offset": 0, "flushed_physical_offset": 9, **changes}
-    monkeypatch.setattr(local_server, "status", lambda address: {**report(), "stores": [store]})
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of({**report(), "stores": [store]}))
     result = run("status")
     assert changes.get("not_writable_reason", "writable")[:12] in result.output
     assert result.exit_code == exit_code
@@ -115,7 +116,7 @@ def test_status_reports_requests_that_were_refused_as_busy(run, monkeypatch, lat
     kinds.append(RequestFigures("client", 1, 2.0, 40, 5003.2, 4, 12.0, 0, late)._asdict())
     broker = {"actor": "broker-a", "error": "", "ready": True, "waiting_for": "", "topics": [], "groups": []}
     whole = {**report(), "brokers": [{**broker, "requests": kinds}], "stores": []}
-    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(whole))
     lines = [line.replace("│", " ").split() for line in run("status").output.splitlines()]
     assert (["broker-a", "client", "0", "7", "40", "5,003"] in lines) == bool(late)
     assert not [line for line in lines if line[1:2] == ["heartbeat"]]
@@ -129,7 +130,7 @@ def test_status_reports_files_a_full_disk_took_and_the_groups_that_had_not_read_
     offsets = dict.fromkeys(("min_physical_offset", "max_physical_offset", "flushed_physical_offset"), 0)
     taken = {"retention": {"young_files_deleted": files}}
     whole = {**report(), "brokers": [{**broker, "deleted_unread": unread}], "stores": [{**store, **offsets, **taken}]}
-    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(whole))
     result = run("status")
     lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
     assert ("a full disk took 3 log files before their time" in result.output) == bool(files)
@@ -146,14 +147,14 @@ def test_status_reports_transactions_that_wait_at_the_store_that_leads(run, monk
     waiting = [{"topic": "orders", "producer_group": "shop", "waiting": 12, "oldest_born_timestamp_ms": born_ms}]
     transactions = {"waiting": waiting, "committed": 3, "rolled_back": 0, "given_up": 0, "checked": 1}
     whole = {**report(), "stores": [{**store, **offsets, "transactions": transactions}]}
-    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(whole))
     lines = [line.replace("│", " ").split()[:4] for line in run("status").output.splitlines()]
     assert (["storage-broker-a-0", "orders", "shop", "12"] in lines) == writable
 
 
 def test_status_names_what_only_super_users_see_in_one_line(run, monkeypatch):
     whole = {**report(), "refused": ["storage-broker-a-0", "rebalance-0"]}
-    monkeypatch.setattr(local_server, "status", lambda address: whole)
+    monkeypatch.setattr(local_server, "status", lambda address: ClusterStatus.of(whole))
     result = run("status")
     assert "super users see more: storage-broker-a-0, rebalance-0" in result.output
     assert result.exit_code == 0
@@ -161,5 +162,7 @@ def test_status_names_what_only_super_users_see_in_one_line(run, monkeypatch):
 
 def test_status_names_stores_on_disk_that_do_not_run(run, monkeypatch):
     stopped = {"store": "broker-b-0", "broker": "broker-b", "directory": "/data/broker-b-0"}
-    monkeypatch.setattr(local_server, "status", lambda address: {**report(), "stopped_stores": [stopped]})
+    monkeypatch.setattr(
+        local_server, "status", lambda address: ClusterStatus.of({**report(), "stopped_stores": [stopped]})
+    )
     assert "/data/broker-b-0" in run("status").output

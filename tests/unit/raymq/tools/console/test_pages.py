@@ -13,6 +13,7 @@ import pytest
 from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.stats import GroupTotals
+from raymq.common.protocol.status import Problem
 from raymq.tools.console.web.history import ClusterFigures
 from raymq.tools.console.web.lists import NO_ANSWER
 from tests.support.console.asgi_client import Answer, AsgiClient
@@ -103,7 +104,7 @@ def test_what_is_not_there_is_not_found(admin: AsgiClient):
 def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeCluster):
     backend.topics[HOSTILE] = topic_reading(1, 1, 1.0)
     backend.groups[HOSTILE], backend.members[HOSTILE] = GroupTotals(lag=1), members_of(HOSTILE, HOSTILE, 1)
-    backend.problems = (HOSTILE,)
+    backend.problems = (Problem("masters", "fail", HOSTILE, HOSTILE, HOSTILE),)
     backend.silent = {HOSTILE}
     for path in ("/", "/topics", "/groups", "/cluster", f"/topics/{'%3Cscript%3E'}"):
         text = admin.get(path).text

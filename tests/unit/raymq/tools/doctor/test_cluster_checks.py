@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raymq.common.protocol.status import ClusterStatus
 from raymq.tools.doctor.checks.cluster_checks import CLUSTER_CHECKS, RAY_DEFAULTS
 from raymq.tools.doctor.checks.metrics_checks import METRICS_CHECKS
 from raymq.tools.doctor.facts import (
@@ -49,7 +50,7 @@ STATUS: dict[str, Any] = {
 }
 DAY_MS = 86_400_000
 GROUP = GroupFacts("billing", lag=5, lag_ms=1000, members=2, slowest_topic="orders", retention_ms=3 * DAY_MS)
-WELL = ClusterFacts(STATUS, nodes=3, groups=(GROUP,), health=HealthChecks(500, 1000, 3))
+WELL = ClusterFacts(ClusterStatus.of(STATUS), nodes=3, groups=(GROUP,), health=HealthChecks(500, 1000, 3))
 MACHINE = MachineFacts("box", "3.11.7", "2.60.0", "0.1.0")
 SNAPSHOT = DoctorSnapshot(
     MACHINE,
@@ -74,7 +75,7 @@ def status(*path: Any, **changes: Any) -> ClusterFacts:
     for key in path:
         part = part[key]
     part.update(changes)
-    return replace(WELL, status=whole)
+    return replace(WELL, status=ClusterStatus.of(whole))
 
 
 def group(**changes: Any) -> ClusterFacts:

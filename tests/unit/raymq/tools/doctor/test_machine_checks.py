@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from raymq.common.protocol.status import ClusterStatus, StoreReport
 from raymq.tools.doctor.checks.machine_checks import MACHINE_CHECKS
 from raymq.tools.doctor.facts import ClusterFacts, DirectoryFacts, DoctorSnapshot, MachineFacts, NodeFacts
 from raymq.tools.doctor.findings import Finding, State, run_checks
@@ -101,7 +102,7 @@ def test_a_store_held_without_a_cluster_is_told_and_one_of_the_cluster_is_well()
     held = replace(WELL, directories=(replace(DISK, locks={"broker-a-0": 42}),))
     assert findings(held)["locks"].state is State.WARN
     assert "broker-a-0 (pid 42)" in findings(held)["locks"].seen
-    cluster = ClusterFacts({"stores": [{"pid": 42, "error": ""}]})
+    cluster = ClusterFacts(ClusterStatus(stores=(StoreReport("storage-broker-a-0", pid=42),)))
     assert findings(held, cluster=cluster)["locks"].state is State.OK
 
 
