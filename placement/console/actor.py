@@ -1,16 +1,16 @@
 """The actor `console`: the web console's server, in a thread of its process on the head node.
 
-What survives its death: nothing. Ray starts it again within seconds, on the same port; who was logged in logs in again,
-and charts begin anew. Nobody waits for it. It may wait for every server, in a bounded pool of threads.
+After a crash Ray restarts the console within seconds, on the same port. Its sessions and charts are lost. No server
+waits for the console. The console may wait for every server, in a bounded pool of threads.
 
-The address on which the console listens: bound before anything else of it starts.
+The console binds its address before it starts anything else:
 
     console.port   socket
-    8270           that port
-    0              any that is free; Ray's next process of the console takes the same one, which it finds in a file
+    8270           this port
+    0              any free port, which the console's next process uses again
 
-The file, `raymq-console-port` in the folder of Ray's session, holds the port as text. It ends with the session. A port
-that another program has taken meanwhile is given up for any that is free, and that is logged.
+The file `raymq-console-port` in the folder of Ray's session holds the port as text. If another program uses the port
+after a restart, the console logs a warning and takes any free port.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleService:
-    """The shell around the application and its server. A start that fails is told by `describe`."""
+    """The actor's shell around the application and its server. `describe` raises the error of a failed start."""
 
     def __init__(self, options: ConsoleOptions, cluster_name: str) -> None:
         self._options, self._cluster_name = options, cluster_name
@@ -83,7 +83,7 @@ class ConsoleService:
         self._server.start()
 
     def describe(self) -> dict[str, Any]:
-        """Its address. Raises what kept it from starting: ConfigError, ServiceNotAvailableError."""
+        """Return the console's address. Raises the error of a failed start: ConfigError, ServiceNotAvailableError."""
         if self._failure is not None:
             raise self._failure
         options = self._options
@@ -98,11 +98,11 @@ class ConsoleService:
         }
 
     def settings(self) -> ConsoleOptions:
-        """The settings that it was started with."""
+        """Return the settings of the console's start."""
         return self._options
 
     def status(self) -> dict[str, Any]:
-        """As `describe`, for `raymq status`."""
+        """Return the result of `describe`, for `raymq status`."""
         return self.describe()
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class ConsoleService:
 
 
 def application_settings(options: ConsoleOptions) -> ConsoleSettings:
-    """The application's settings on this node. ConfigError for a token that cannot be read, and for an address that
-    others reach while the cluster has neither tokens nor users."""
+    """Return the application's settings on this node. ConfigError for a token that cannot be read, and for an address
+    that other machines reach while the cluster has neither tokens nor users."""
     door = door_here()
     open_to_all = not cluster_has_tokens() and door is None
     if open_to_all and not options.is_loopback:
@@ -152,8 +152,8 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
 
 
 def cluster_has_tokens() -> bool:
-    """True if Ray's token authentication is on. Ray has no public function for that; where its own one has moved, the
-    environment variable counts."""
+    """Return True if Ray's token authentication is on. Ray has no public function for that. If Ray's private function
+    has moved, the environment variable counts."""
     try:
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
     except ImportError:
@@ -162,8 +162,8 @@ def cluster_has_tokens() -> bool:
 
 
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
-    """Start the console on the head node, unless it runs with these settings; one with others is ended first. Returns
-    its address once it serves. Raises what keeps it from that; then none runs."""
+    """Start the console on the head node, unless it runs with these settings. Ends a console with other settings first.
+    Returns the address once the console serves. Raises the error of a failed start; then no console runs."""
     if CONSOLE in running() and _settings() != options:
         end_actor(CONSOLE)
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
@@ -187,7 +187,7 @@ def stop_console() -> bool:
 
 
 def _settings() -> ConsoleOptions | None:
-    """The settings of the console that runs, None if it does not answer."""
+    """Return the settings of the running console, None if it does not answer."""
     try:
         options: ConsoleOptions = ActorRef(CONSOLE).call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S)
     except RaymqError:
@@ -206,11 +206,11 @@ PORT_FILE: Final = "raymq-console-port"
 
 
 def listen(host: str, port: int, folder: Path, *, restarted: bool, timeout_s: float = BIND_TIMEOUT_S) -> socket.socket:
-    """A socket that is bound and does not listen yet.
+    """Return a socket that is bound and does not listen yet.
 
-    `host`: an address of this node. `port`: console.port. `folder`: where the chosen port is kept. `restarted`: True in
-    a process that Ray started in place of another one, which takes up that one's port. Waits up to `timeout_s` for a
-    port that is held. ConfigError if the address is not free then.
+    `host`: an address of this node. `port`: console.port. `folder`: the folder of the port file. `restarted`: True in a
+    process that Ray restarted, which uses the port of the process before. Waits up to `timeout_s` for a port in use.
+    ConfigError if the address is not free then.
     """
     if port:
         return _bind(host, port, timeout_s)
@@ -229,7 +229,7 @@ def listen(host: str, port: int, folder: Path, *, restarted: bool, timeout_s: fl
 
 
 def _known_port(folder: Path) -> int:
-    """The port of the process before; 0 if that is not known."""
+    """Return the port of the process before, 0 if unknown."""
     try:
         return int((folder / PORT_FILE).read_text())
     except (OSError, ValueError) as error:

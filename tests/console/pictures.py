@@ -58,7 +58,7 @@ def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
         if picture.path.endswith("/tail"):
             page.get_by_text("Live, 0 shown").wait_for()
             now_ms = time.time_ns() // 1_000_000
-            served.backend.messages["orders"] += [order(200 + number, now_ms - 22_000) for number in range(18)]
+            served.cluster.messages["orders"] += [order(200 + number, now_ms - 22_000) for number in range(18)]
         page.get_by_text(picture.text).first.wait_for()
         page.wait_for_function(CHARTS_ARE_DRAWN)
         png = page.screenshot(animations="disabled", caret="hide")
@@ -73,9 +73,9 @@ def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
 def make(folder: Path, wanted: list[str]) -> None:
     """Take the pictures with these names, or all pictures, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    backend = shop()
-    backend.errors["figures"] = RaymqError("the pictures have samples of their own")
-    with serving(backend) as served, launched() as browser:
+    cluster = shop()
+    cluster.errors["figures"] = RaymqError("the pictures have samples of their own")
+    with serving(cluster) as served, launched() as browser:
         for sample in samples(time.time_ns() // 1_000_000):
             served.console.history.add(sample)
         for picture in ALL:

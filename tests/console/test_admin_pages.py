@@ -36,25 +36,25 @@ all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.
 class Served:
     """A console of a cluster in memory, at an origin."""
 
-    def __init__(self, backend: FakeCluster, app: Any, origin: str) -> None:
-        self.backend, self.app, self.origin = backend, app, origin
+    def __init__(self, cluster: FakeCluster, app: Any, origin: str) -> None:
+        self.cluster, self.app, self.origin = cluster, app, origin
 
 
 @pytest.fixture(scope="module")
 def served_console() -> Iterator[Served]:
-    backend = FakeCluster()
+    cluster = FakeCluster()
     rising = [
         ClusterFigures(
             NOW_MS + n * 10_000, n * 8_000, n * 7_900, n * 4_000_000, 2, 3, {"orders": n * n}, {"billing": n}
         )
         for n in range(61)
     ]
-    backend.errors["figures"] = RaymqError("the charts have samples of their own")
-    app = console_app(backend, refresh_s=0.8)
+    cluster.errors["figures"] = RaymqError("the charts have samples of their own")
+    app = console_app(cluster, refresh_s=0.8)
     for figures in rising:
         app._app.state.console.history.add(figures)
     with served(app) as origin:
-        yield Served(backend, app, origin)
+        yield Served(cluster, app, origin)
 
 
 def log_in(page: Page) -> None:
@@ -126,7 +126,7 @@ def test_a_topic_is_created_and_deleted(browser: Browser, served_console: Served
         page.get_by_label("Type the topic's name").fill("a%b|c")
         page.get_by_role("button", name="Delete topic and messages").click()
         page.get_by_role("status").filter(has_text="Topic a%b|c is deleted.").wait_for()
-        assert "a%b|c" not in served_console.backend.topics
+        assert "a%b|c" not in served_console.cluster.topics
 
 
 def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Served):
@@ -137,23 +137,23 @@ def test_offsets_are_reset_after_a_preview(browser: Browser, served_console: Ser
         page.get_by_label("Go on from").select_option("the earliest message")
         page.get_by_role("button", name="Preview reset").click()
         page.get_by_text("Nothing is changed yet.").wait_for()
-        assert [name for name, _ in served_console.backend.calls if name == "reset_offsets"] == []
+        assert [name for name, _ in served_console.cluster.calls if name == "reset_offsets"] == []
         page.get_by_role("button", name="Reset offsets now").click()
         page.get_by_role("status").filter(has_text="goes on in topic orders to earliest").wait_for()
-        assert [name for name, _ in served_console.backend.calls if name == "reset_offsets"] == ["reset_offsets"]
+        assert [name for name, _ in served_console.cluster.calls if name == "reset_offsets"] == ["reset_offsets"]
 
 
 def test_a_line_reports_a_silent_cluster_and_vanishes_by_itself(browser: Browser, served_console: Served):
-    backend = served_console.backend
+    cluster = served_console.cluster
     with watched_page(browser, served_console.origin) as page:
         log_in(page)
         page.get_by_text("All is well").wait_for()
-        backend.errors["cluster"] = ServiceNotAvailableError("no broker is registered")
+        cluster.errors["cluster"] = ServiceNotAvailableError("no broker is registered")
         try:
             page.get_by_role("alert").filter(has_text="No answer from the cluster: no broker is registered").wait_for()
             expect(page.get_by_text("All is well")).to_be_visible()
         finally:
-            del backend.errors["cluster"]
+            del cluster.errors["cluster"]
         expect(page.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_role("figure").first.locator("canvas")).to_be_visible()
 
@@ -168,10 +168,10 @@ def test_a_page_goes_to_the_login_when_its_session_has_ended(browser: Browser, s
 
 
 def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
-    backend = FakeCluster()
-    backend.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
-    backend.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
-    with served(console_app(backend, refresh_s=0.5)) as origin, watched_page(browser, origin) as page:
+    cluster = FakeCluster()
+    cluster.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
+    cluster.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
+    with served(console_app(cluster, refresh_s=0.5)) as origin, watched_page(browser, origin) as page:
         log_in(page)
         page.goto("/topics")
         page.get_by_text("1\u202f000 topics").wait_for()
@@ -181,6 +181,6 @@ def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
         shown = page.locator("#groups-table tbody tr:not([hidden]) th")
         page.get_by_label("Filter groups").fill("g1999")
         expect(shown).to_have_text(["g1999"])
-        backend.groups["g1999"] = GroupTotals(lag=77_777, lag_ms=1)
+        cluster.groups["g1999"] = GroupTotals(lag=77_777, lag_ms=1)
         expect(page.locator("#group-g1999")).to_contain_text("77\u202f777")
         expect(shown).to_have_text(["g1999"])

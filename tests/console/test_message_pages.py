@@ -66,7 +66,7 @@ def test_a_key_finds_its_message_and_it_is_sent_again_edited(browser: Browser, s
         page.get_by_role("textbox", name="Edited body").fill("two\nlines")
         page.get_by_role("button", name="Send again").click()
         expect(page.get_by_role("status").first).to_contain_text("of topic payments is at broker-a:0:1000")
-    assert served.backend.messages["payments"][0].body == b"two\nlines"
+    assert served.cluster.messages["payments"][0].body == b"two\nlines"
 
 
 def test_a_command_is_copied_or_marked(browser: Browser, served: ServedConsole) -> None:
@@ -79,9 +79,9 @@ def test_a_command_is_copied_or_marked(browser: Browser, served: ServedConsole) 
 
 @pytest.mark.parametrize("body", [XSS_BODY, ALL_XSS.encode(), b"\x00\xff<script>alert(1)</script>", b"<" * FOUR_MIB])
 def test_any_body_is_shown_and_downloaded_whole(browser: Browser, body: bytes, tmp_path: Path) -> None:
-    backend = FakeCluster()
-    backend.messages["orders"] = [fake_message("orders", body, queue_offset=3)]
-    with serving(backend) as served, served.page(browser) as page:
+    cluster = FakeCluster()
+    cluster.messages["orders"] = [fake_message("orders", body, queue_offset=3)]
+    with serving(cluster) as served, served.page(browser) as page:
         page.goto(ONE)
         page.get_by_label("Body", exact=True).wait_for()
         expect(page.locator(FOREIGN)).to_have_count(0)
@@ -93,7 +93,7 @@ def test_any_body_is_shown_and_downloaded_whole(browser: Browser, body: bytes, t
 
 
 def test_a_tail_shows_what_arrives_waits_while_paused_and_is_shared(browser: Browser, served: ServedConsole) -> None:
-    messages = served.backend.messages["orders"]
+    messages = served.cluster.messages["orders"]
     with served.page(browser) as first, served.page(browser, role=Role.VIEWER) as second:
         for page in (first, second):
             page.goto("/topics/orders/tail")
@@ -116,28 +116,28 @@ def test_a_tail_shows_what_arrives_waits_while_paused_and_is_shared(browser: Bro
 
 
 def test_a_tail_filters_counts_what_it_skips_and_shows_errors(browser: Browser) -> None:
-    backend = FakeCluster()
-    with serving(backend, tail_rate=5) as served, served.page(browser) as page:
+    cluster = FakeCluster()
+    with serving(cluster, tail_rate=5) as served, served.page(browser) as page:
         page.goto("/topics/orders/tail")
         page.get_by_role("textbox", name="Tags").fill("paid || lost")
         page.get_by_role("textbox", name="Text in the body").fill("x")
         page.get_by_role("button", name="Filter").click()
         page.get_by_text("Live, 0 shown").wait_for()
-        backend.messages["orders"] += [fake_message(body=b"y"), fake_message(body=b"x", tags="other")]
-        backend.messages["orders"] += [fake_message(body=b"xx", queue_offset=200 + n) for n in range(50)]
+        cluster.messages["orders"] += [fake_message(body=b"y"), fake_message(body=b"x", tags="other")]
+        cluster.messages["orders"] += [fake_message(body=b"xx", queue_offset=200 + n) for n in range(50)]
         page.get_by_text("47 skipped").wait_for()
         page.get_by_text("Live, 5 shown").wait_for()
-        backend.errors["tail"] = RequestTimeoutError("<b>broker-a</b>", 5.0)
+        cluster.errors["tail"] = RequestTimeoutError("<b>broker-a</b>", 5.0)
         expect(page.get_by_role("alert")).to_contain_text("<b>broker-a</b>")
 
 
 def test_a_tail_shows_hostile_messages_as_text(browser: Browser) -> None:
-    backend = HostileCluster()
-    backend.messages["orders"] = []
-    with serving(backend) as served, served.page(browser) as page:
+    cluster = HostileCluster()
+    cluster.messages["orders"] = []
+    with serving(cluster) as served, served.page(browser) as page:
         page.goto("/topics/orders/tail")
         page.get_by_text("Live, 0 shown").wait_for()
-        backend.messages["orders"].append(hostile_message(7))
+        cluster.messages["orders"].append(hostile_message(7))
         page.get_by_text("Live, 1 shown").wait_for()
         assert cells(page, "Messages as they arrive, newest first", 1)[-1].startswith("<script>alert(1)</script>")
         expect(page.locator(FOREIGN)).to_have_count(0)
@@ -152,11 +152,11 @@ def test_a_tail_with_too_many_viewers_is_refused_with_a_message(browser: Browser
 
 
 def test_chosen_dead_letters_are_replayed_with_progress(browser: Browser, served: ServedConsole) -> None:
-    backend, gate = served.backend, threading.Event()
-    backend.letters["billing"] = [
+    cluster, gate = served.cluster, threading.Event()
+    cluster.letters["billing"] = [
         DeadLetter(fake_message("%DLQ%billing", queue_offset=n), "orders", False) for n in range(5)
     ]
-    backend.gates["replay_dead_letters"] = gate
+    cluster.gates["replay_dead_letters"] = gate
     with served.page(browser) as page:
         page.goto("/groups/billing/dead-letters")
         for place in ("broker-a:0:1", "broker-a:0:3"):
@@ -198,7 +198,7 @@ def test_a_session_that_has_ended_asks_for_the_login_and_comes_back(browser: Bro
 
 
 def test_a_line_on_the_page_reports_a_silent_store(browser: Browser, served: ServedConsole) -> None:
-    served.backend.errors |= {call: RequestTimeoutError("broker-b", 10.0) for call in ("browse", "message_track")}
+    served.cluster.errors |= {call: RequestTimeoutError("broker-b", 10.0) for call in ("browse", "message_track")}
     with served.page(browser) as page:
         page.goto("/topics/orders/messages")
         expect(page.get_by_role("alert")).to_contain_text("broker-b")

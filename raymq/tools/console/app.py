@@ -1,6 +1,6 @@
-"""create_app: the console as an ASGI application; ConsoleServer: uvicorn in a thread, which serves it.
+"""create_app: the console as an ASGI application. ConsoleServer: uvicorn in a thread, which serves the application.
 
-The actor `console` and tests use both; Ray Serve needs the application only.
+The actor `console` and the tests use both. Ray Serve needs the application only.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ FILES_KEPT_S: Final = 365 * 86_400
 
 
 def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
-    """The console for one cluster.
+    """Return the console for one cluster.
 
-    Its lifespan samples the cluster's figures; without one, as under a server that has none, the charts stay empty.
-    Sessions are in this object, so all requests must come to it: one process, one event loop.
+    Its lifespan samples the cluster's figures. A server without lifespans leaves the charts empty. Sessions are in this
+    object, so all requests must come to one process with one event loop.
     """
     console = Console(cluster, settings)
 
@@ -74,7 +74,7 @@ def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
 
 
 def console_routes(base_path: str = "") -> list[BaseRoute]:
-    """All addresses of the console."""
+    """Return all addresses of the console."""
     routes: list[BaseRoute] = [
         Route("/healthz", healthz),
         Route("/favicon.ico", favicon),
@@ -97,22 +97,22 @@ def console_routes(base_path: str = "") -> list[BaseRoute]:
 
 
 async def healthz(request: Request) -> Response:
-    """Says that the console itself is there; whether the cluster is, is on its pages."""
+    """Answer "ok" while the console itself runs. The pages show if the cluster runs."""
     return PlainTextResponse("ok\n")
 
 
 async def favicon(request: Request) -> Response:
-    """For browsers that ask without having been told where it is."""
+    """Return the icon, for browsers that ask for it at this fixed address."""
     return FileResponse(STATIC_DIRECTORY / "favicon.svg", media_type="image/svg+xml")
 
 
 class KeptFiles(StaticFiles):
-    """Files that browsers keep."""
+    """Files that browsers cache."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """The file, with a date until which it is fresh."""
+        """Return a file, with the time for which browsers may cache it."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = f"private, max-age={FILES_KEPT_S}, immutable"
         return response
@@ -126,7 +126,8 @@ CONSOLE_STOP_S: Final = 20.0
 class ConsoleServer(uvicorn.Server):
     """A server of the console, on a socket that its caller has bound.
 
-    Stopping it ends the live tails first: uvicorn waits for open connections, and those of tails end never.
+    A stop ends the live tails first: uvicorn waits for open connections, and connections of tails do not end by
+    themselves.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket, **config: Any) -> None:
@@ -140,18 +141,18 @@ class ConsoleServer(uvicorn.Server):
         )
 
     def start(self) -> None:
-        """Serve, in a thread of its own; connections that come before it is ready wait."""
+        """Serve in a new thread. Connections that come before the server is ready wait."""
         self._listening.listen()
         self._thread.start()
 
     def stop(self) -> bool:
-        """Stop serving, within CONSOLE_STOP_S; True if it has stopped."""
+        """Stop serving within CONSOLE_STOP_S. Returns True if the server has stopped."""
         self.should_exit = True
         self._thread.join(CONSOLE_STOP_S)
         return not self._thread.is_alive()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then what uvicorn ends."""
+        """End the live tails, then let uvicorn end the other connections."""
         console = self.lifespan.state.get("console")
         if console is not None:
             console.close_streams()

@@ -23,7 +23,7 @@ from tests.support.console.logged_in import console_app
 class ServedConsole:
     """A console that is served at `origin`."""
 
-    backend: FakeCluster
+    cluster: FakeCluster
     console: Console
     origin: str
 
@@ -47,8 +47,8 @@ class ServedConsole:
 
 
 @contextmanager
-def serving(backend: FakeCluster, **settings: Any) -> Iterator[ServedConsole]:
+def serving(cluster: FakeCluster, **settings: Any) -> Iterator[ServedConsole]:
     """Serve a cluster's console inside the block. Its tokens are the tokens of `console_app`."""
-    app = console_app(backend, **settings)
+    app = console_app(cluster, **settings)
     with served(app) as origin:
-        yield ServedConsole(backend, app._app.state.console, origin)
+        yield ServedConsole(cluster, app._app.state.console, origin)

@@ -94,12 +94,12 @@ def order(number: int, now_ms: int) -> MessageExt:
 
 def shop() -> FakeCluster:
     """Return the cluster as of now."""
-    backend, now_ms = ShopCluster(), time.time_ns() // 1_000_000
-    backend.topics, backend.attributes, backend.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
-    backend.groups, backend.members = dict(GROUPS), dict(MEMBERS)
-    backend.configs = {group: GroupConfig(group) for group in GROUPS}
-    backend.messages = {"orders": [order(number, now_ms) for number in range(200)]}
-    backend.letters = {
+    cluster, now_ms = ShopCluster(), time.time_ns() // 1_000_000
+    cluster.topics, cluster.attributes, cluster.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
+    cluster.groups, cluster.members = dict(GROUPS), dict(MEMBERS)
+    cluster.configs = {group: GroupConfig(group) for group in GROUPS}
+    cluster.messages = {"orders": [order(number, now_ms) for number in range(200)]}
+    cluster.letters = {
         "billing": [
             DeadLetter(
                 _died(order(number * 9, now_ms - 3_600_000 * (9 - number)), number),
@@ -109,10 +109,10 @@ def shop() -> FakeCluster:
             for number in range(9)
         ]
     }
-    backend.delayed_messages = [
+    cluster.delayed_messages = [
         DelayedMessage("reminders", now_ms + 42_000 + 97_000 * number, 0, order(number, now_ms)) for number in range(12)
     ]
-    backend.producers = [
+    cluster.producers = [
         ProducerConnection(
             f"10.0.0.{11 + number}@{4711 + 13 * number}", f"10.0.0.{11 + number}", 4711 + 13 * number, *rest
         )
@@ -135,11 +135,11 @@ def shop() -> FakeCluster:
         (900, jonas, "topic delete", {"topic": "orders"}, "topic 'orders' is kept: its name was not typed"),
         (240, mira, "dead letters replay", {"group": "billing", "letters": "1"}, "1 brought back, 0 failed"),
     )
-    backend.audit_entries = [
+    cluster.audit_entries = [
         AuditEntry(now_ms - ago_s * 1000, *who, action, arguments, outcome)
         for ago_s, who, action, arguments, outcome in changes
     ]
-    return backend
+    return cluster
 
 
 def _died(message: MessageExt, number: int) -> MessageExt:

@@ -1,7 +1,7 @@
-"""Replays of dead letters that the console carries out: each in a thread of its own, with progress for its page.
+"""Replays of dead letters by the console. Each replay runs in its own thread, and its page shows the progress.
 
-A group has one replay at a time. A replay that the console's death ends is not gone on with: letters that were brought
-back are marked in the cluster, and the others are still there to be chosen again.
+A group has one replay at a time. If the console dies during a replay, the replay does not continue: replayed letters
+are marked in the cluster, and the other letters can be chosen again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LetterResult:
 
 @dataclass(slots=True)
 class LetterReplay:
-    """A replay of a group's dead letters. `wanted`: how many were chosen, None for all. `results`: the last ones,
-    newest first. `error`: what ended it early."""
+    """A replay of a group's dead letters. `wanted`: the number of chosen letters, None for all. `results`: the last
+    results, newest first. `error`: the reason for an early end."""
 
     group: str
     by: str
@@ -55,12 +55,12 @@ class LetterReplay:
 
     @property
     def running(self) -> bool:
-        """True until its end."""
+        """True until the replay has ended."""
         return self.ended_s is None
 
     @property
     def outcome(self) -> str:
-        """How it ended, or how far it is, in words."""
+        """The result or the progress, in words."""
         text = f"{self.done} brought back, {self.failed} failed"
         return f"{text}; {self.error}" if self.error else text
 
@@ -74,7 +74,7 @@ class Replays:
         self._replays: OrderedDict[str, LetterReplay] = OrderedDict()
 
     def of(self, group: str) -> LetterReplay | None:
-        """The group's last replay, None if there was none."""
+        """Return the last replay of a group, None if there was none."""
         with self._lock:
             return self._replays.get(group)
 
@@ -84,8 +84,8 @@ class Replays:
         bring_back: Callable[[], Iterator[Replayed]],
         ended: Callable[[LetterReplay], None] = lambda replay: None,
     ) -> None:
-        """Carry out a replay in a new thread, which calls `ended` last. InvalidArgumentError if one of this group is
-        under way, ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX are."""
+        """Carry out a replay in a new thread, which calls `ended` last. InvalidArgumentError if a replay of this group
+        runs. ServiceNotAvailableError if REPLAYS_AT_ONCE_MAX replays run."""
         with self._lock:
             before = self._replays.get(replay.group)
             if before is not None and before.running:
@@ -129,7 +129,7 @@ class Replays:
         ended(replay)
 
     def close(self) -> None:
-        """Have all replays end with the letter that they are at."""
+        """End each replay after its current letter."""
         with self._lock:
             for replay in self._replays.values():
                 replay.stopping = True

@@ -1,7 +1,7 @@
-"""The search form of a topic's messages: its fields as text, the search that they mean, and who may search in bodies.
+"""The search form of a topic's messages: its fields, the arguments of the search, and the right to search in bodies.
 
-Times are UTC unless they say otherwise, like everywhere in raymq, or a distance such as -2h. Whatever a field holds,
-the form can be shown again, with the error beside it. An admin always sees bodies; a viewer only with `show_bodies`.
+Times are UTC unless they name a zone, or a distance from now such as -2h. The page can show every form again, with its
+error. An admin always sees bodies; a viewer sees bodies only with `show_bodies`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def bodies_shown(user: ConsoleUser, settings: ConsoleSettings) -> bool:
 
 
 def check_text_search(contains: str, *, with_body: bool) -> None:
-    """Refuse a search in bodies to those who may not see them: what is found tells what is there. NoPermissionError."""
+    """Refuse a search in bodies by users who may not see bodies: the hits would reveal their content.
+    NoPermissionError."""
     if contains and not with_body:
         raise NoPermissionError("viewers cannot search in bodies that are hidden from them (console.show_bodies)")
 
@@ -42,8 +43,8 @@ SEARCH_LIMITS: Final = ("50", "100", "200")
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """The fields, as they were filled in. `start` is one of SEARCH_STARTS; `queue` is BROKER:QUEUE or empty; `text`
-    is one within the body."""
+    """The fields as the user filled them in. `start`: one of SEARCH_STARTS. `queue`: BROKER:QUEUE, or empty. `text`: a
+    text within the body."""
 
     start: str = "latest"
     queue: str = ""
@@ -57,7 +58,7 @@ class SearchForm:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> SearchForm:
-        """The form that the parameters of an address fill in; unknown ones are left aside."""
+        """Return the form for the parameters of an address. Ignores unknown parameters."""
         return cls(**{name: parameters[name].strip() for name in cls.__slots__ if name in parameters})
 
     def arguments(self, topic: str, now_ms: int) -> dict[str, Any]:
@@ -88,6 +89,6 @@ class SearchForm:
         return arguments | {"begin_ms": 0} if self.start == "earliest" else arguments
 
     def address(self, **changes: str) -> str:
-        """The form as the query of an address, without the fields that are as at first."""
+        """Return the form as the query of an address, without fields that have their defaults."""
         first, fields = asdict(SearchForm()), asdict(replace(self, **changes))
         return urlencode({name: text for name, text in fields.items() if text != first[name]})

@@ -1,10 +1,10 @@
-"""Live tails: what arrives in a topic, for people who watch it.
+"""Live tails: messages of a topic as they arrive, for people who watch the topic.
 
-All viewers of a topic share one reader, which reads without a group, beginning at the queues' ends. It takes at most
-`rate` messages a second, and counts the others, so a topic of millions costs what a quiet one does. A
-viewer who is slow loses the oldest of what waits for it, and is told how many. The reader ends with its last viewer.
+All viewers of a topic share one reader, which joins no group and begins at the ends of the queues. The reader takes at
+most `rate` messages a second and counts the others, so a busy topic costs as much as a quiet one. A slow viewer loses
+the oldest of its waiting messages, and sees their number. The reader ends with its last viewer.
 
-Everything here runs on one event loop; the only thing that blocks is `read`, which its caller runs in a thread.
+All code here runs on one event loop. Only `read` blocks, and its caller runs it in a thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TailEvent:
-    """News for a viewer: new messages, oldest first; how many it did not get; and an error that lasts, or ""."""
+    """New messages for a viewer, oldest first, the number of messages that were left out, and a lasting error or ""."""
 
     messages: Sequence[MessageExt]
     skipped: int
@@ -47,11 +47,11 @@ Read = Callable[[str, Positions | None, int], Awaitable[Arrived]]
 
 
 class TooManyViewersError(RaymqError):
-    """As many people watch as console.max_viewers admits."""
+    """The number of viewers has reached console.max_viewers."""
 
 
 class Viewer:
-    """One who watches a topic, and sees the messages that `wants` admits. Iterate over `events`."""
+    """A viewer of a topic, who sees the messages that `wants` admits. Iterate over `events`."""
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
@@ -60,7 +60,7 @@ class Viewer:
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
-        """Have the viewer get what was read."""
+        """Add messages that were read."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped
         while len(self._waiting) > TAIL_WAITING_MAX:
@@ -71,7 +71,7 @@ class Viewer:
             self._changed.set()
 
     def fail(self, error: str) -> None:
-        """Have the viewer know that nothing can be read at present."""
+        """Report that the topic cannot be read at present."""
         if error != self._error:
             self._error = error
             self._changed.set()
@@ -82,8 +82,8 @@ class Viewer:
         self._changed.set()
 
     async def events(self) -> AsyncIterator[TailEvent | None]:
-        """The news, until `close`; None after HEARTBEAT_S without anything. The first event, which may be empty, says
-        that messages that arrive from now on are shown."""
+        """Yield events until `close`, and None after HEARTBEAT_S without an event. After the first event, which may be
+        empty, all messages that arrive are shown."""
         while not self._closed:
             try:
                 await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
@@ -139,11 +139,11 @@ class Tails:
 
     @property
     def viewers(self) -> int:
-        """How many people watch."""
+        """The number of viewers of all topics."""
         return sum(len(reader.viewers) for reader in self._readers.values())
 
     def open(self, topic: str, wants: Wants) -> Viewer:
-        """A viewer of a topic, to be given back by `leave`. TooManyViewersError."""
+        """Return a new viewer of a topic, for which the caller calls `leave` at the end. TooManyViewersError."""
         if self._closed or self.viewers >= self._max_viewers:
             raise TooManyViewersError(
                 f"{self.viewers} tails are open, and console.max_viewers is {self._max_viewers}: close one"
@@ -155,7 +155,7 @@ class Tails:
         return viewer
 
     def leave(self, topic: str, viewer: Viewer) -> None:
-        """The viewer is gone; may be said twice. The last one of a topic ends its reader."""
+        """Remove a viewer; a second call does nothing. The last viewer of a topic ends its reader."""
         viewer.close()
         reader = self._readers.get(topic)
         if reader is not None and viewer in reader.viewers:
@@ -164,7 +164,7 @@ class Tails:
                 self._readers.pop(topic).task.cancel()
 
     def close(self) -> None:
-        """End all tails, so that a server that stops need not wait for them; nobody can open one after that."""
+        """End all tails, so that a server can stop without waiting for them. Nobody can open a tail afterwards."""
         self._closed = True
         for topic, reader in list(self._readers.items()):
             for viewer in list(reader.viewers):

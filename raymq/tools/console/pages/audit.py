@@ -1,4 +1,4 @@
-"""`/audit`: every change that somebody made in the console, or tried to make."""
+"""`/audit`: every change that somebody made or tried in the console."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AUDIT_COLUMNS: Final = ("at_ms", "who", "role", "address", "action", "arguments"
 
 
 async def show(request: Request) -> Response:
-    """The changes, newest first."""
+    """Show the changes, newest first."""
     found, error = AuditPage(()), ""
     try:
         found = await _audit(request, AUDIT_SHOWN)
@@ -40,12 +40,12 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """The changes as a file."""
+    """Return the changes as a file."""
     return rows_as_file(request, "audit", AUDIT_COLUMNS, _rows(await _audit(request, AUDIT_EXPORTED)))
 
 
 async def as_json(request: Request) -> Response:
-    """The changes for scripts."""
+    """Return the changes for scripts."""
     found = await _audit(request, AUDIT_SHOWN)
     return JSONResponse({"audit": _rows(found), "cursor": found.cursor})
 

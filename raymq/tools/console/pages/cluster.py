@@ -1,6 +1,6 @@
-"""`/cluster`: who leads, what is in sync, stores and other servers; balance, drain, clean, write permission.
+"""`/cluster`: masters, in-sync replicas, stores and other servers; balance, drain, clean, write permission.
 
-`/`: the state of the whole in a few figures, and `/api/v1/rates`, the last hour for its charts.
+`/`: the state of the whole cluster in a few figures, and `/api/v1/rates`, the last hour for its charts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAGGING_GROUPS_SHOWN: Final = 5
 
 
 async def overview(request: Request) -> Response:
-    """Health in words, rates, the groups that lag most, disks."""
+    """Show faults, rates, the groups with the largest lag, and disks."""
     console = console_of(request)
     cluster, groups = await console.cluster(), await console.groups()
     points = console.history.points()
@@ -40,13 +40,13 @@ async def overview(request: Request) -> Response:
 
 
 def most_behind(groups: tuple[GroupRow, ...]) -> list[GroupRow]:
-    """The groups that are behind most, by time, then by messages."""
+    """Return the groups with the largest lag, by time, then by messages."""
     behind = [group for group in groups if group.lag]
     return sorted(behind, key=lambda one: (-(one.lag_ms or 0), -one.lag, one.group))[:LAGGING_GROUPS_SHOWN]
 
 
 async def rates(request: Request) -> Response:
-    """Columns for charts: times in seconds since 1970, and rates per second, null where they are not known."""
+    """Return columns for charts: times in seconds since 1970, and rates per second, null if unknown."""
     points = console_of(request).history.points()
     return JSONResponse(
         {
@@ -65,12 +65,12 @@ CLUSTER_ADDRESS: Final = "/cluster"
 
 
 async def cluster_page(request: Request) -> Response:
-    """The servers."""
+    """Show the servers."""
     return page(request, "cluster.html", {"cluster": await console_of(request).cluster()})
 
 
 async def status_json(request: Request) -> Response:
-    """The same as `raymq status --json`."""
+    """Return the JSON of `raymq status --json`."""
     snapshot = await console_of(request).cluster()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -78,7 +78,7 @@ async def status_json(request: Request) -> Response:
 
 
 async def balance(request: Request) -> Response:
-    """Spread the leads over the nodes."""
+    """Spread the masters over the nodes."""
     return await change(
         request,
         "balance",
@@ -90,7 +90,7 @@ async def balance(request: Request) -> Response:
 
 
 async def drain(request: Request) -> Response:
-    """Move all replicas off a node, once that was confirmed; or let replicas be there again."""
+    """Move all replicas off a node after a confirmation, or allow replicas on the node again."""
     form = await form_of(request)
     drained = form.text("undo") != "on"
     try:
@@ -110,7 +110,7 @@ async def drain(request: Request) -> Response:
 
 
 async def clean(request: Request) -> Response:
-    """Have a store delete expired messages now."""
+    """Make a store delete expired messages now."""
     form = await form_of(request)
     try:
         broker_name = form.needed("broker", "The broker group")
@@ -127,7 +127,7 @@ async def clean(request: Request) -> Response:
 
 
 async def set_write_permission(request: Request) -> Response:
-    """Take writes off a broker group, or give them back."""
+    """Turn writes to a broker group off or on."""
     form = await form_of(request)
     try:
         broker_name, write = form.needed("broker", "The broker group"), form.needed("write", "On or off")

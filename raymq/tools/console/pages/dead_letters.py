@@ -1,4 +1,5 @@
-"""`/groups/G/dead-letters`: what a group could not consume; replays of all or of chosen ones, with their progress."""
+"""`/groups/G/dead-letters`: messages that a group could not consume; replays of all or of chosen ones, with
+progress."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
 
 
 async def show(request: Request) -> Response:
-    """The letters, oldest first, with a box each; an error is a line above them."""
+    """Show the letters, oldest first, with a box each. An error is a line above them."""
     group, replayed = request.path_params["group"], "replayed" in request.query_params
     letters: list[DeadLetter] = []
     cursor, error = None, ""
@@ -55,20 +56,20 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """The letters as a file, at most LETTERS_EXPORTED from where the page begins."""
+    """Return the letters as a file, at most LETTERS_EXPORTED from the beginning of the page."""
     letters, _ = await _letters(request, LETTERS_EXPORTED)
     rows = _file_rows(letters, with_body=_with_body(request))
     return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
 
 
 async def as_json(request: Request) -> Response:
-    """The letters, for scripts."""
+    """Return the letters for scripts."""
     letters, cursor = await _letters(request, LETTERS_SHOWN)
     return JSONResponse({"dead_letters": _file_rows(letters, with_body=_with_body(request)), "cursor": cursor})
 
 
 async def start(request: Request) -> Response:
-    """Begin a replay of all letters, or of those whose boxes are ticked; then show its progress."""
+    """Begin a replay of all letters, or of the ticked letters, and show its progress."""
     group = request.path_params["group"]
     back, progress = (f"/groups/{segment(group)}/dead-letters{more}" for more in ("", "/replay"))
     arguments: dict[str, Any] = {"group": group}
@@ -91,7 +92,7 @@ async def start(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """The group's last replay: how far it is, and the result of each letter."""
+    """Show the progress of the group's last replay, and the result of each letter."""
     group = request.path_params["group"]
     replay = console_of(request).replays.of(group)
     results = list(replay.results) if replay else []
@@ -99,7 +100,7 @@ async def progress(request: Request) -> Response:
 
 
 async def stop(request: Request) -> Response:
-    """Have the replay end with the letter that it is at."""
+    """End the replay after its current letter."""
     group = request.path_params["group"]
     replay = console_of(request).replays.of(group)
     if replay is not None and replay.running:
@@ -111,13 +112,13 @@ async def stop(request: Request) -> Response:
 def _audit_from_thread(
     loop: asyncio.AbstractEventLoop, request: Request, arguments: dict[str, Any], replay: LetterReplay
 ) -> None:
-    """Write the replay's outcome into the audit, from the replay's own thread."""
+    """Write the replay's outcome into the audit log, from the replay's own thread."""
     if not loop.is_closed():
         asyncio.run_coroutine_threadsafe(write_audit(request, "dead letters replay", arguments, replay.outcome), loop)
 
 
 async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | None, float | None]:
-    """The letters that a form chooses, None for all, and the rate. InvalidArgumentError."""
+    """Return the letters that a form chooses, None for all, and the rate. InvalidArgumentError."""
     async with request.form(max_files=0, max_fields=FORM_FIELDS_MAX) as fields:
         which, texts = fields.get("which"), [text for text in fields.getlist("letter") if isinstance(text, str)]
         rate = _rate(str(fields.get("rate", "")).strip())
@@ -130,7 +131,7 @@ async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | Non
 
 
 def _rate(text: str) -> float | None:
-    """A rate per second, None for an empty text. InvalidArgumentError."""
+    """Return a rate per second, None for an empty text. InvalidArgumentError."""
     if not text:
         return None
     try:

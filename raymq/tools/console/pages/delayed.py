@@ -1,4 +1,4 @@
-"""`/delayed`: messages that wait for their time; and the recall of one."""
+"""`/delayed`: messages that wait for their time, and the recall of a message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAR_PITCH: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of the histogram: its place from the left and its height, in units of the picture."""
+    """A bar of the histogram: its distance from the left and its height, in units of the picture."""
 
     hour: int
     count: int
@@ -38,7 +38,7 @@ class Bar:
 
 
 async def show(request: Request) -> Response:
-    """How many wait, by level and by hour, and the next ones."""
+    """Show the numbers of waiting messages by level and by hour, and the next messages."""
     now_ms = time.time_ns() // 1_000_000
     view, error = None, ""
     try:
@@ -56,7 +56,7 @@ async def show(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """The same for scripts."""
+    """Return the delayed messages for scripts."""
     view = await _delayed(request, time.time_ns() // 1_000_000)
     with_body = bodies_shown(user_of(request), console_of(request).settings)
     next_due: list[dict[str, Any]] = [
@@ -73,7 +73,7 @@ async def as_json(request: Request) -> Response:
 
 
 async def recall(request: Request) -> Response:
-    """Have a message never be delivered."""
+    """Recall a message, so that it is never delivered."""
     form = await form_of(request)
     try:
         handle = RecallHandle.parse(form.needed("handle", "the recall handle"))
@@ -91,7 +91,7 @@ async def recall(request: Request) -> Response:
 
 
 def bars_of(hours: Sequence[int]) -> list[Bar]:
-    """Bars for counts by hour; the largest has the full height, and one that is not 0 is seen."""
+    """Return bars for counts by hour. The largest bar has the full height; a count above 0 has a visible bar."""
     most = max(hours, default=0) or 1
     return [
         Bar(hour, count, hour * BAR_PITCH, -(-count * BAR_HEIGHT_MAX // most) if count else 0)
@@ -105,7 +105,7 @@ async def _delayed(request: Request, now_ms: int) -> Delayed:
 
 
 def _handle(one: DelayedMessage) -> str:
-    """The recall handle of a message; "" for one of a level, which cannot be recalled."""
+    """Return the recall handle of a message, "" for a message with a level, which cannot be recalled."""
     if one.level or not one.message.message_id:
         return ""
     return str(RecallHandle(one.topic, one.message.broker_name, one.due_ms, one.message.message_id))

@@ -55,12 +55,12 @@ def group_view(cluster: ConsoleCluster, group: str) -> GroupView:
 
 
 async def group_list(request: Request) -> Response:
-    """All groups."""
+    """Show all groups."""
     return page(request, "groups.html", {"groups": await console_of(request).groups()})
 
 
 async def group_page(request: Request) -> Response:
-    """One group, with the topics that its offsets can be moved in."""
+    """Show one group, with the topics in which its offsets can be moved."""
     view = await _view(request)
     topics = sorted({one.queue.topic for one in view.summary.queues})
     members = [(one, _subscriptions(one)) for one in view.members]
@@ -69,7 +69,7 @@ async def group_page(request: Request) -> Response:
 
 
 async def groups_json(request: Request) -> Response:
-    """The same as `raymq group list --json`."""
+    """Return the JSON of `raymq group list --json`."""
     snapshot = await console_of(request).groups()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -77,7 +77,7 @@ async def groups_json(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """The table as a file, CSV or JSON."""
+    """Return the list as a file, CSV or JSON."""
     snapshot = await console_of(request).groups()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -85,7 +85,7 @@ async def export(request: Request) -> Response:
 
 
 async def group_json(request: Request) -> Response:
-    """The same as `raymq group describe G --json`."""
+    """Return the JSON of `raymq group describe G --json`."""
     view = await _view(request)
     queues = [
         {
@@ -105,15 +105,15 @@ async def group_json(request: Request) -> Response:
 
 
 async def lag_json(request: Request) -> Response:
-    """Columns for the chart of the last hour: times in seconds since 1970, and the lag in messages, from when the
-    group was first seen on. Empty for a group beyond the first ones (raymq.tools.console.web.history)."""
+    """Return columns for the chart of the last hour: times in seconds since 1970, and the lag in messages. Empty for a
+    group without a history (raymq.tools.console.web.history)."""
     samples = console_of(request).history.groups.values(request.path_params["group"])
     values = [(at_ms, lag) for at_ms, lag in samples if lag is not None]
     return JSONResponse({"at_s": [at_ms / 1000 for at_ms, _ in values], "lag": [lag for _, lag in values]})
 
 
 async def members_json(request: Request) -> Response:
-    """The same as `raymq group members G --json`."""
+    """Return the JSON of `raymq group members G --json`."""
     view = await _view(request)
     members = [
         {
@@ -130,7 +130,7 @@ async def members_json(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Have a group consume or not, or change how often it tries a message again."""
+    """Turn a group's consumption on or off, or change its number of retries."""
     group, form = request.path_params["group"], await form_of(request)
     try:
         consume = form.text("consume")
@@ -157,7 +157,7 @@ async def update(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Forget a group whose name was typed, its offsets and its retries."""
+    """Delete a group, its offsets and its retries, if the user typed its name."""
     group, form = request.path_params["group"], await form_of(request)
     if form.text("confirm") != group:
         error = InvalidArgumentError(f"type the group's name, {group}, to delete it")
@@ -184,7 +184,7 @@ def _subscriptions(member: ConsumerConnection) -> str:
 
 
 def group_address(group: str) -> str:
-    """The address of a group's page."""
+    """Return the address of a group's page."""
     return f"/groups/{segment(group)}"
 
 
@@ -205,7 +205,7 @@ PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "top
 
 
 async def producers_page(request: Request) -> Response:
-    """The list, at most a few seconds old."""
+    """Show the producers, at most a few seconds old."""
     wanted, snapshot = request.query_params.get("q", "").strip(), await console_of(request).producers()
     rows = snapshot.value or ()
     shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host))]
@@ -213,14 +213,14 @@ async def producers_page(request: Request) -> Response:
 
 
 async def export_producers(request: Request) -> Response:
-    """The list as a file."""
+    """Return the producers as a file."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
 
 
 async def producers_json(request: Request) -> Response:
-    """The list for scripts."""
+    """Return the producers for scripts."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return JSONResponse({"producers": rows, "error": snapshot.error})

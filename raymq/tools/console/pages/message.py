@@ -1,4 +1,4 @@
-"""`/messages`: messages by key, id or place; and the page of one message, with all that is known about it."""
+"""`/messages`: messages by key, id or place; and the page of one message, with its state in each group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY_HITS_MAX: Final = 64
 
 
 async def find(request: Request) -> Response:
-    """The search form; and below it the messages found, or the one message itself."""
+    """Show the search form and the messages found, or the page of a single message."""
     form, error = query_of(request), ""
     messages: Sequence[MessageExt] = ()
     try:
@@ -45,14 +45,15 @@ async def find(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """The messages found, for scripts."""
+    """Return the messages found, for scripts."""
     with_body = _with_body(request)
     found = await _found(request, query_of(request))
     return JSONResponse({"messages": file_rows(found, with_body=with_body)})
 
 
 async def track(request: Request) -> Response:
-    """How far each group is with the message: a part of its page, since stores and brokers have to be asked."""
+    """Show the state of a message in each group. A part of the message's page, because it takes calls to stores and
+    brokers."""
     tracks: Sequence[MessageTrack] = ()
     error = ""
     try:
@@ -64,7 +65,7 @@ async def track(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """The whole body, as bytes that no browser shows."""
+    """Return the whole body, as bytes that no browser shows."""
     if not _with_body(request):
         raise NoPermissionError("bodies are hidden from viewers (console.show_bodies)")
     message = await _message(request, query_of(request))
@@ -72,7 +73,7 @@ async def download(request: Request) -> Response:
 
 
 async def send_again(request: Request) -> Response:
-    """Send the message once more: as it is or edited, to this or another topic, at once or later."""
+    """Send the message again: unchanged or edited, to this or another topic, at once or later."""
     form, back = await form_of(request), _own_page(request)
     try:
         message = await _message(request, query_of(request))
@@ -84,7 +85,7 @@ async def send_again(request: Request) -> Response:
 
 
 async def deliver(request: Request) -> Response:
-    """Have one group get the message again."""
+    """Deliver the message to one group again."""
     form, query, back = await form_of(request), query_of(request), _own_page(request)
     try:
         message, group = await _message(request, query), form.needed("group", "the group")
@@ -104,7 +105,7 @@ async def deliver(request: Request) -> Response:
 
 
 def _show(request: Request, message: MessageExt) -> Response:
-    """The page of one message."""
+    """Show the page of one message."""
     with_body = _with_body(request)
     wanted = request.query_params.get("as", "")
     error = message.body_error if with_body else None
@@ -127,7 +128,7 @@ def _show(request: Request, message: MessageExt) -> Response:
 
 
 async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
-    """The messages that the fields topic and key, id or offset name; none if they are empty. RaymqError."""
+    """Return the messages that the fields topic and key, id or offset name; none for empty fields. RaymqError."""
     topic, key, message_id, place = (form.text(name) for name in ("topic", "key", "id", "offset"))
     if not topic and not (key or message_id or place):
         return ()
@@ -153,7 +154,7 @@ def message_at(admin: Admin, queue: MessageQueue, offset: int) -> MessageExt | N
 
 
 async def _message(request: Request, form: Form) -> MessageExt:
-    """The message at the place in the address. InvalidArgumentError if there is none."""
+    """Return the message at the place in the address. InvalidArgumentError if the place has no message."""
     queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
     message = await console_of(request).ask(lambda cluster: message_at(cluster.admin, queue, offset))
     if message is None:
@@ -162,7 +163,7 @@ async def _message(request: Request, form: Form) -> MessageExt:
 
 
 def _own_page(request: Request) -> str:
-    """The page of the message that a form of it was sent from."""
+    """Return the page of the message whose form was sent."""
     return f"/messages?{urlencode({name: request.query_params.get(name, '') for name in ('topic', 'offset')})}"
 
 

@@ -1,6 +1,6 @@
-"""`/topics/T/messages`: the messages of a topic, searched within bounds; and a new one.
+"""`/topics/T/messages`: a bounded search of a topic's messages, and a form for a new message.
 
-`/topics/T/tail`: what arrives in a topic, as it arrives (server-sent events).
+`/topics/T/tail`: messages of a topic as they arrive (server-sent events).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raymq.tools.console.web.texts import segment
 
 
 async def browse(request: Request) -> Response:
-    """The form and what it finds; an error is a line between them."""
+    """Show the search form and the messages found. An error is a line between them."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     (found, error), queues = await asyncio.gather(_try_to_search(request, topic, form), _queues(request, topic))
     with_body = _with_body(request)
@@ -58,7 +58,7 @@ async def browse(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """The messages that the page shows, as a file."""
+    """Return the shown messages as a file."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     found, with_body = await _search(request, topic, form), _with_body(request)
     rows = file_rows(found.messages, with_body=with_body)
@@ -66,7 +66,7 @@ async def export(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """The messages that the page shows, for scripts."""
+    """Return the shown messages for scripts."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     found, with_body = await _search(request, topic, form), _with_body(request)
     return JSONResponse(
@@ -102,7 +102,7 @@ async def _search(request: Request, topic: str, form: SearchForm) -> Page:
 
 
 async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[Page | None, str]:
-    """The messages found, or the error in words. TopicNotExistError, since there is no page then."""
+    """Return the messages found, or the error in words. Raises TopicNotExistError: such a topic has no page."""
     try:
         return await _search(request, topic, form), ""
     except TopicNotExistError:
@@ -112,12 +112,12 @@ async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tupl
 
 
 def _with_chosen(queues: list[str], chosen: str) -> list[str]:
-    """The queues to choose from, with the one that is in the address already."""
+    """Return the queues to choose from, with the queue in the address."""
     return [*queues, chosen] if chosen and chosen not in queues else queues
 
 
 async def _queues(request: Request, topic: str) -> list[str]:
-    """The topic's queues as BROKER:QUEUE, to choose from; none where they cannot be told now."""
+    """Return the topic's queues as BROKER:QUEUE, to choose from; none if the route is unknown."""
     try:
         route = await console_of(request).ask(lambda cluster: cluster.admin.topic_route(topic), LIST_TIMEOUT_S)
     except RaymqError:
@@ -138,7 +138,7 @@ TAIL_FILTER_MAX: Final = 1_000
 
 
 async def tail_page(request: Request) -> Response:
-    """The page; its script asks for the events."""
+    """Show the page of the tail. Its script asks for the events."""
     form, error = query_of(request), ""
     topic, with_body = request.path_params["topic"], _with_body(request)
     try:
@@ -156,8 +156,8 @@ async def tail_page(request: Request) -> Response:
 
 
 async def events(request: Request) -> Response:
-    """The events: `messages` with what came, `refused` with the reason before an end that lasts, comments as signs of
-    life."""
+    """Stream the events: `messages` with new messages, `refused` with the reason for a lasting end, and comments as
+    heartbeats."""
     form, topic, with_body = query_of(request), request.path_params["topic"], _with_body(request)
     wants = wants_of(topic, form.text("tags"), form.text("text"), with_body=with_body)
     return StreamingResponse(
@@ -186,8 +186,8 @@ async def _stream(request: Request, topic: str, wants: Wants, *, with_body: bool
 
 
 def wants_of(topic: str, tags: str, contains: str, *, with_body: bool) -> Wants:
-    """A test for the messages with these tags, as in a subscription, whose bodies contain this text; either may be
-    empty. InvalidArgumentError, NoPermissionError."""
+    """Return a test for messages with these tags, as in a subscription, and with this text in their bodies. Either may
+    be empty. InvalidArgumentError, NoPermissionError."""
     check_text_search(contains, with_body=with_body)
     subscription = Subscription.parse(topic, tags[:TAIL_FILTER_MAX] or "*")
     text = contains[:TAIL_FILTER_MAX].encode(errors="replace")
@@ -204,7 +204,7 @@ def _shown(event: TailEvent, *, with_body: bool) -> dict[str, object]:
 
 
 def _event(name: str, data: dict[str, object]) -> str:
-    """One server-sent event. JSON has no end of a line in it, so it is one `data` field."""
+    """Return one server-sent event. JSON contains no end of line, so the event has one `data` field."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""`/groups/G/reset`, `/groups/G/copy`: move a group's offsets in a topic, after a look at old and new ones."""
+"""`/groups/G/reset`, `/groups/G/copy`: move a group's offsets in a topic, after a preview of old and new offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raymq.tools.console.web.texts import plural, time_of
 
 @dataclass(frozen=True, slots=True)
 class MoveForm:
-    """A wish to move a group's offsets: `fields` as the form had them, in words, and the arguments of the call."""
+    """A form that moves a group's offsets: its `fields`, the target in `words`, and the `arguments` of the call."""
 
     fields: dict[str, str]
     words: str
@@ -30,7 +30,7 @@ class MoveForm:
 
     @staticmethod
     def of_reset(group: str, form: Form) -> MoveForm:
-        """The reset that a form asks for. InvalidArgumentError."""
+        """Return the reset that a form asks for. InvalidArgumentError."""
         topic, to = form.needed("topic", "The topic"), form.needed("to", "The target")
         arguments: dict[str, Any] = {"group": group, "topic": topic}
         words = to
@@ -54,7 +54,7 @@ class MoveForm:
 
     @staticmethod
     def of_copy(group: str, form: Form) -> MoveForm:
-        """The copy that a form asks for. InvalidArgumentError."""
+        """Return the copy that a form asks for. InvalidArgumentError."""
         topic, source = form.needed("topic", "The topic"), form.needed("source", "The other group")
         if source == group:
             raise InvalidArgumentError("a group has its own offsets already: name another one")
@@ -63,7 +63,7 @@ class MoveForm:
 
 
 async def preview_reset(request: Request) -> Response:
-    """Old and new offsets of a reset, which changes nothing yet."""
+    """Show old and new offsets of a reset, and change nothing."""
     return await _preview(request, "reset")
 
 
@@ -73,12 +73,12 @@ async def reset(request: Request) -> Response:
 
 
 async def preview_copy(request: Request) -> Response:
-    """Old and new offsets, taken from another group; nothing is changed yet."""
+    """Show old offsets, and new offsets of another group, and change nothing."""
     return await _preview(request, "copy")
 
 
 async def copy(request: Request) -> Response:
-    """Have the group go on from the offsets of another one."""
+    """Give the group the offsets of another group."""
     return await _move(request, "copy")
 
 

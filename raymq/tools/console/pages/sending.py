@@ -1,7 +1,7 @@
-"""Forms that send a message: their fields as a message, which goes out once, and the page that says where it is.
+"""Forms that send a message: the message of a form, its send, and the notice with its place.
 
-A browser sends every end of a line in a text field as CR LF; here it is LF again, so that a body that was shown and
-sent again unedited is the same. A body that must stay as it is to the byte is not taken from a field at all.
+A browser sends each end of a line in a text field as CR LF. The console sends LF again, so a body that was shown and
+sent unedited stays the same. A body that must keep each byte does not come from a field.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MessageForm:
 
 
 def new_message(topic: str, form: Form) -> MessageForm:
-    """The message of a form for `topic`, with the fields body, tags, keys (between spaces), properties (a line
-    NAME=VALUE each) and delay. InvalidArgumentError."""
+    """Read a form with the fields body, tags, keys (between spaces), properties (a line NAME=VALUE each) and delay.
+    InvalidArgumentError."""
     return MessageForm(
         topic,
         _body(form),
@@ -55,7 +55,8 @@ def new_message(topic: str, form: Form) -> MessageForm:
 
 
 def message_again(form: Form, message: MessageExt) -> MessageForm:
-    """`message` again, by a form with the fields topic, delay, and body where `edited` is set. InvalidArgumentError."""
+    """Read a form that sends `message` again, with the fields topic, delay, and body if `edited` is set.
+    InvalidArgumentError."""
     return MessageForm(
         form.needed("topic", "the topic"),
         _body(form) if form.text("edited") else message.body,
@@ -67,7 +68,7 @@ def message_again(form: Form, message: MessageExt) -> MessageForm:
 
 
 async def send_and_go_back(request: Request, action: str, message: MessageForm, back: str) -> Response:
-    """Send a message, with an entry in the audit, which has its size and not its body; then show the page `back`."""
+    """Send a message once, and show the page `back`. The audit log has the message's size, and not its body."""
     arguments = {"topic": message.topic, "bytes": len(message.body), "delay_ms": message.delay_ms or None}
     try:
         sent: SendResult = await audited(
@@ -94,7 +95,7 @@ async def send_and_go_back(request: Request, action: str, message: MessageForm, 
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Properties by name, of lines NAME=VALUE. InvalidArgumentError."""
+    """Read properties from lines NAME=VALUE. InvalidArgumentError."""
     properties: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         name, separator, value = line.partition("=")
@@ -105,7 +106,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_delay_ms(text: str) -> int:
-    """A delay such as 30s, 5m, 2h or 1d, in ms; 0 for none. InvalidArgumentError."""
+    """Read a delay such as 30s, 5m, 2h or 1d, in ms; 0 for none. InvalidArgumentError."""
     text = text.strip().removeprefix("+")
     if not text or text == "0":
         return 0

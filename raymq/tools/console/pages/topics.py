@@ -112,20 +112,20 @@ def _groups_of(topic: str, answers: Iterable[BrokerReadings], members: Mapping[s
 
 
 async def topic_list(request: Request) -> Response:
-    """All topics, and a form for a new one."""
+    """Show all topics, and a form for a new topic."""
     console = console_of(request)
     values = {"topics": await console.topics(), "types": MESSAGE_TYPES, "sparkline": console.sparkline}
     return page(request, "topics.html", values)
 
 
 async def topic_page(request: Request) -> Response:
-    """One topic."""
+    """Show one topic."""
     view = await _view(request)
     return page(request, "topic.html", {"topic": view.route.topic, "view": view, "types": MESSAGE_TYPES})
 
 
 async def topics_json(request: Request) -> Response:
-    """The same as `raymq topic list --json`."""
+    """Return the JSON of `raymq topic list --json`."""
     snapshot = await console_of(request).topics()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -135,7 +135,7 @@ async def topics_json(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """The table as a file, CSV or JSON."""
+    """Return the list as a file, CSV or JSON."""
     snapshot = await console_of(request).topics()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -143,7 +143,7 @@ async def export(request: Request) -> Response:
 
 
 async def topic_json(request: Request) -> Response:
-    """The same as `raymq topic describe T --json`."""
+    """Return the JSON of `raymq topic describe T --json`."""
     view = await _view(request)
     queues = [
         {
@@ -183,7 +183,7 @@ async def create(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Give a topic more queues, another permission, another type or retention; fields left empty stay."""
+    """Change a topic's number of queues, permission, type or retention. Empty fields change nothing."""
     topic, form = request.path_params["topic"], await form_of(request)
     try:
         perm = form.text("perm")
@@ -211,7 +211,7 @@ async def update(request: Request) -> Response:
 
 
 async def set_order(request: Request) -> Response:
-    """Set the queues of an order topic, or make it an ordinary one."""
+    """Set the queues of an order topic, or make it an ordinary topic."""
     topic, form = request.path_params["topic"], await form_of(request)
     config = form.text("config") or None
     return await change(
@@ -225,7 +225,7 @@ async def set_order(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete a topic whose name was typed."""
+    """Delete a topic if the user typed its name."""
     topic, form = request.path_params["topic"], await form_of(request)
     if form.text("confirm") != topic:
         error = InvalidArgumentError(f"type the topic's name, {topic}, to delete it")
@@ -251,7 +251,7 @@ def _address(topic: str) -> str:
 
 
 def _retention_s(form: Form) -> float | None:
-    """The field `retention`, such as 12h or 7d, in seconds; 0 for the store's own; None if it is empty."""
+    """Read the field `retention`, such as 12h or 7d, in seconds; 0 for the store's setting; None for an empty field."""
     text = form.text("retention")
     return None if not text else 0.0 if text == "0" else parse_delay_levels(text)[0] / 1000
 

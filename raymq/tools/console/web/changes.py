@@ -1,7 +1,6 @@
-"""Changes: forms as values, the one place that makes changes, and that writes each into the audit, whether it
-succeeded or not.
+"""Changes: forms as values, and the one place that makes changes and writes each into the audit log, with its outcome.
 
-The gate has let only admins through, from a page of this origin.
+The access check admits only admins to changes, and only from a page of this origin.
 """
 
 from __future__ import annotations
@@ -32,33 +31,33 @@ FORM_BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES + 64 * 1024
 
 
 class Form:
-    """The fields of a form, or of an address. Errors are InvalidArgumentError."""
+    """The fields of a form or of an address. Raises InvalidArgumentError."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
 
     def text(self, name: str, default: str = "") -> str:
-        """A field without white space around it."""
+        """Return a field without white space around it."""
         return self._fields.get(name, default).strip() or default
 
     def raw(self, name: str) -> str:
-        """A field as it was sent."""
+        """Return a field as it was sent."""
         return self._fields.get(name, "")
 
     def needed(self, name: str, label: str) -> str:
-        """A field that must not be empty."""
+        """Return a field that must not be empty."""
         text = self.text(name)
         if not text:
             raise InvalidArgumentError(f"{label} is missing")
         return text
 
     def number(self, name: str, label: str, bounds: NumberRange = NOT_NEGATIVE) -> int | None:
-        """A whole number, None if the field is empty. InvalidArgumentError."""
+        """Return a whole number, None for an empty field."""
         text = self.text(name)
         return number_of_text(label, text, bounds) if text else None
 
     def time_ms(self, name: str, label: str) -> int | None:
-        """A time (ms since 1970), None if the field is empty: ISO 8601, UTC unless it names a zone."""
+        """Return a time in ms since 1970, None for an empty field: ISO 8601, UTC unless it names a zone."""
         text = self.text(name)
         if not text:
             return None
@@ -72,14 +71,14 @@ class Form:
 async def form_of(
     request: Request, *, fields_max: int = FORM_FIELDS_MAX, field_max_bytes: int = FORM_BODY_MAX_BYTES
 ) -> Form:
-    """The fields that a page has sent; of several with one name the last one. HTTPException with status 400 for more
-    of them, or a longer one."""
+    """Return the fields that a page has sent, the last one of several with the same name. HTTPException with status 400
+    for too many or too long fields."""
     async with request.form(max_files=0, max_fields=fields_max, max_part_size=field_max_bytes) as fields:
         return Form({name: value for name, value in fields.multi_items() if isinstance(value, str)})
 
 
 def query_of(request: Request) -> Form:
-    """The fields in a page's address."""
+    """Return the fields in a page's address."""
     return Form(dict(request.query_params))
 
 
@@ -93,11 +92,11 @@ async def change(
     done: str,
     after_failure: str = "",
 ) -> Response:
-    """Make a change, write it into the audit, and go to the page `then`, which shows the sentence `done`; or, after a
-    failure, to `after_failure`, by default `then`, which shows the error.
+    """Make a change, write it into the audit log, and show the page `then` with the sentence `done`. After a failure,
+    show the error on the page `after_failure`, by default `then`.
 
-    `action` is a few words, as `raymq` has them: "topic create". `arguments` with value None are left out of the audit;
-    none may hold a body or a token. A script gets the outcome as JSON.
+    `action`: a few words, as `raymq` has them: "topic create". `arguments` with value None are left out of the audit
+    log; no argument may hold a body or a token. A script gets the outcome as JSON.
     """
     try:
         await audited(request, action, arguments, call)
@@ -115,7 +114,8 @@ async def change(
 async def audited(
     request: Request, action: str, arguments: Mapping[str, Any], call: Callable[[ConsoleCluster], Any]
 ) -> Any:
-    """The result of a call that changes something; its outcome is in the audit then. Raises as the call does."""
+    """Return the result of a call that changes something, and write its outcome into the audit log. Raises what the
+    call raises."""
     console = console_of(request)
     outcome = "an error of the console itself; its log has more"
     try:
@@ -131,8 +131,8 @@ async def audited(
 
 
 async def write_audit(request: Request, action: str, arguments: Mapping[str, Any], outcome: str) -> None:
-    """Write a change that was tried into the audit. If the cluster does not take it, the console's log has it, and the
-    next page says so: the change itself has happened."""
+    """Write a change that was tried into the audit log. If the cluster does not store the entry, the console's log has
+    it and the next page says so: the change itself has happened."""
     console, user = console_of(request), user_of(request)
     entry = AuditEntry(
         time.time_ns() // 1_000_000,

@@ -1,4 +1,4 @@
-"""Console: the state of the application that its pages share."""
+"""Console: the state that the pages of an application share."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Console:
         return await self.snapshots.get(name, lambda: self.ask(call, LIST_TIMEOUT_S))
 
     async def sample_figures(self) -> None:
-        """Keep a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
+        """Store a sample of the cluster's counters every SAMPLE_INTERVAL_S, until cancelled."""
         while True:
             try:
                 self.history.add(await self.ask(_figures, LIST_TIMEOUT_S))
@@ -88,7 +88,7 @@ class Console:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def sparkline(self, topic: str) -> str:
-        """The points of the messages that were put into a topic per second, over the last hour; "" if not known."""
+        """Return the points of a topic's messages in per second, over the last hour; "" if unknown."""
         if topic not in self._sparklines:
             self._sparklines[topic] = spark_points(self.history.topics.growth(topic))
         return self._sparklines[topic]
@@ -101,7 +101,7 @@ class Console:
         self.tails.close()
 
     def close(self) -> None:
-        """Take no more calls; replays end with the letter that they are at."""
+        """Refuse further calls, and end each replay after its current letter."""
         self.close_streams()
         self.replays.close()
         self.calls.close()
@@ -112,25 +112,25 @@ def _figures(cluster: ConsoleCluster) -> ClusterFigures:
 
 
 def console_of(request: Request) -> Console:
-    """The console that a request came to."""
+    """Return the console that a request came to."""
     console: Console = request.app.state.console
     return console
 
 
 def user_of(request: Request) -> ConsoleUser:
-    """The user of a request behind the gate, which lets nobody else through."""
+    """Return the user of a request that has passed the access check."""
     user: ConsoleUser = request.scope["user"]
     return user
 
 
 def session_of(request: Request) -> Session | None:
-    """The user's session; None for scripts, and where nobody has to log in."""
+    """Return the user's session; None for scripts, and if the console needs no login."""
     user: ConsoleUser | None = request.scope.get("user")
     return request.app.state.console.sessions.find(user.session, time.monotonic()) if user and user.session else None
 
 
 def notify(request: Request, kind: str, text: str) -> None:
-    """Have the user's next page show a sentence; `kind` is "done" or "failed"."""
+    """Show a sentence on the user's next page. `kind`: "done" or "failed"."""
     session = session_of(request)
     if session is not None:
         session.notices = [*session.notices, Notice(kind, text)][-NOTICES_MAX:]

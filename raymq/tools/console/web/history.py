@@ -1,7 +1,7 @@
-"""The last hour: rings of samples of the cluster's counters, of each topic and of each group. Pure: samples carry their
+"""The last hour: rings of samples of the cluster's counters, of each topic and of each group. Pure: a sample has its
 time.
 
-A ring of names holds at most HISTORIES_MAX of them, 8 bytes for each sample: 1.5 MB for all topics, and for groups.
+A ring holds at most HISTORIES_MAX names, with 8 bytes for each sample: 1.5 MB for all topics, and for all groups.
 
 Sparklines: a row of figures as the points of an SVG polyline. Pure.
 """
@@ -74,7 +74,8 @@ class ClusterFigures:
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """Rates per second between two samples, the later one at `at_ms`. None where a server that counts has restarted."""
+    """Rates per second between two samples, of which the later one is at `at_ms`. None if a counting server has
+    restarted."""
 
     at_ms: int
     messages_in: float | None
@@ -83,8 +84,8 @@ class RatePoint:
 
 
 class NamedHistory:
-    """The last hour of one figure of each name. The names that came first stay until they are gone from a sample; of
-    those that come together the largest do, up to HISTORIES_MAX."""
+    """The last hour of one figure of each name, for up to HISTORIES_MAX names. A name leaves when a sample lacks it;
+    then new names follow, those with the largest figures first."""
 
     def __init__(self) -> None:
         self._times: deque[int] = deque(maxlen=SAMPLES_MAX)
@@ -103,14 +104,14 @@ class NamedHistory:
             del series[: -len(self._times)]
 
     def values(self, name: str) -> list[tuple[int, int | None]]:
-        """The samples of a name, oldest first, with their times in ms since 1970; None where it was not there yet.
-        Empty for a name that has no history."""
+        """Return the samples of a name, oldest first, with their times in ms since 1970; None before the name existed.
+        Empty for a name without a history."""
         series = self._values.get(name, ())
         return [(at, None if value == _NOT_KNOWN else value) for at, value in zip(self._times, series, strict=False)]
 
     def growth(self, name: str) -> list[float | None]:
-        """The growth per second between samples that follow each other; None where it is not known, or where the
-        figure went back, as after a restart of the server that counts it."""
+        """Return the growth per second between adjacent samples; None if unknown, or if the figure went back, as after
+        a restart of the server that counts."""
         return [
             None
             if old is None or new is None or new < old or after == before
@@ -129,7 +130,7 @@ class RateHistory:
         self.groups = NamedHistory()
 
     def add(self, sample: ClusterFigures) -> None:
-        """Keep a sample; one that is not later than the last one is left out."""
+        """Add a sample, unless it is not later than the last sample."""
         if not self._samples or sample.at_ms > self._samples[-1].at_ms:
             self.topics.add(sample.at_ms, sample.topic_messages)
             self.groups.add(sample.at_ms, sample.group_lags)
@@ -141,7 +142,7 @@ class RateHistory:
         return self._samples[-1] if self._samples else None
 
     def points(self) -> Sequence[RatePoint]:
-        """The rates between samples that follow each other."""
+        """Return the rates between adjacent samples."""
         return [_rates(before, after) for before, after in pairwise(self._samples)]
 
 

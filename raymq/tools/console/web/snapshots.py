@@ -1,12 +1,11 @@
-"""Answers that many pages share: asked for once, and kept for a few seconds.
+"""Answers that many pages share, cached for a few seconds.
 
-However many people look, each list is asked for at most every SNAPSHOT_KEPT_S. When the cluster gives no answer, the
-last one is shown, with its age and the reason.
+The console asks for each list at most every SNAPSHOT_KEPT_S, however many people look. If the cluster does not answer,
+the page shows the last answer, with its age and the reason.
 
-Calls to the cluster run in a bounded pool of threads, each with a timeout.
-
-After its timeout a page no longer waits for a call; the thread stays busy until the call's own timeout. If all threads
-are busy, further calls wait within their timeout. More than CALLS_WAITING_MAX waiting calls are refused at once.
+Calls to the cluster run in a bounded pool of threads, each with a timeout. After its timeout a page no longer waits for
+a call; the thread stays busy until the call's own timeout. If all threads are busy, further calls wait within their
+timeout. More than CALLS_WAITING_MAX waiting calls are refused at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer(Generic[T]):
-    """An answer, `age_s` old. `error` is empty if it is a fresh one; `value` None if there never was one."""
+    """An answer, `age_s` old. `error`: empty for a fresh answer. `value`: None if there never was an answer."""
 
     value: T | None
     age_s: float = 0.0
@@ -37,7 +36,7 @@ class CachedAnswer(Generic[T]):
 
 
 class Snapshots:
-    """The answers by name. Used from one event loop."""
+    """The cached answers by name. Used from one event loop."""
 
     def __init__(self, *, kept_s: float = SNAPSHOT_KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._kept_s = kept_s
@@ -46,8 +45,8 @@ class Snapshots:
         self._asking: dict[str, asyncio.Task[str]] = {}
 
     async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> CachedAnswer[T]:
-        """The answer called `name`: the kept one if it is young enough, else that of `ask`, for which all that want it
-        wait together. Never raises: the error is in the snapshot."""
+        """Return the cached answer if it is young enough, else the answer of `ask`. Concurrent callers share one call.
+        Never raises: the error is in the answer."""
         value, at_s = self._values.get(name, (None, 0.0))
         if name in self._values and self._clock() - at_s < self._kept_s:
             return CachedAnswer(value, self._clock() - at_s)
@@ -59,7 +58,7 @@ class Snapshots:
         return CachedAnswer(value, self._clock() - at_s, error)
 
     async def _ask(self, name: str, ask: Callable[[], Awaitable[Any]]) -> str:
-        """Ask, and keep the answer; returns the error, "" without one."""
+        """Ask, and cache the answer. Returns the error, "" without one."""
         try:
             value = await ask()
         except RaymqError as error:
@@ -70,7 +69,7 @@ class Snapshots:
         return ""
 
     def forget(self) -> None:
-        """Ask anew for everything: somebody has changed something."""
+        """Make all cached answers old, because something has changed."""
         self._values = {name: (value, at_s - self._kept_s) for name, (value, at_s) in self._values.items()}
 
 
@@ -97,8 +96,8 @@ class CallPool:
         *,
         about: str = "the cluster",
     ) -> T:
-        """The result of `call`, run in a thread. RequestTimeoutError if it takes longer; ServiceNotAvailableError if
-        too many calls wait already; and whatever the call raises."""
+        """Run `call` in a thread, and return its result. RequestTimeoutError after `timeout_s`;
+        ServiceNotAvailableError if too many calls wait; and whatever the call raises."""
         if not self._free.acquire(blocking=False):
             raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
         future = self._pool.submit(call, self.cluster)
@@ -111,10 +110,10 @@ class CallPool:
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:
-        """Take no more calls; those under way are not waited for."""
+        """Refuse further calls, and do not wait for running ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _error_of(future: Future[T]) -> BaseException | None:
-    """The error of a call that has ended with one."""
+    """Return the error of a call that has ended with an error."""
     return future.exception() if future.done() and not future.cancelled() else None

@@ -13,13 +13,13 @@ from tests.support.console.logged_in import VIEWER_TOKEN, console_app, logged_in
 
 
 @pytest.fixture
-def backend() -> FakeCluster:
+def cluster() -> FakeCluster:
     return FakeCluster()
 
 
 @pytest.fixture
-def app(backend: FakeCluster) -> Any:
-    return console_app(backend)
+def app(cluster: FakeCluster) -> Any:
+    return console_app(cluster)
 
 
 @pytest.fixture

@@ -31,14 +31,14 @@ def test_a_call_that_takes_too_long_is_no_longer_waited_for():
 
 def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
     async def story() -> None:
-        gate, backend = threading.Event(), FakeCluster()
-        calls = CallPool(backend.console_cluster(), threads=1)
+        gate, cluster = threading.Event(), FakeCluster()
+        calls = CallPool(cluster.console_cluster(), threads=1)
         for call in (lambda cluster: gate.wait(60), lambda cluster: cluster.admin.producer_connections()):
             with pytest.raises(RequestTimeoutError):
                 await calls.call(call, 0.01)
         gate.set()
         await calls.call(lambda cluster: cluster.control.audit(), 60.0)
-        assert backend.asked == ["audit"]
+        assert cluster.asked == ["audit"]
         calls.close()
 
     asyncio.run(story())
@@ -46,9 +46,9 @@ def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
 
 def test_the_own_timeout_of_a_call_is_shown_as_it_is():
     async def story() -> None:
-        backend = FakeCluster()
-        backend.errors["producer_connections"] = RequestTimeoutError("broker-a", 3.0)
-        calls = CallPool(backend.console_cluster())
+        cluster = FakeCluster()
+        cluster.errors["producer_connections"] = RequestTimeoutError("broker-a", 3.0)
+        calls = CallPool(cluster.console_cluster())
         with pytest.raises(RequestTimeoutError, match="broker-a gave no answer within 3 s"):
             await calls.call(lambda cluster: cluster.admin.producer_connections(), 60.0)
         calls.close()

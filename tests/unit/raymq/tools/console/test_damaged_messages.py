@@ -26,11 +26,11 @@ def damaged(tmp_path_factory):
 
 
 @pytest.fixture
-def messages(damaged: DamagedTopic, backend: FakeCluster) -> list[MessageExt]:
+def messages(damaged: DamagedTopic, cluster: FakeCluster) -> list[MessageExt]:
     """The console's cluster has the damaged topic, and its messages as dead letters, too."""
     found = list(damaged.admin.browse(TOPIC, limit=1000, newest_first=False, whole_bodies=False).messages)
-    backend.messages[TOPIC] = found
-    backend.letters["billing"] = [DeadLetter(message, TOPIC, False) for message in found]
+    cluster.messages[TOPIC] = found
+    cluster.letters["billing"] = [DeadLetter(message, TOPIC, False) for message in found]
     return found
 
 
@@ -72,15 +72,15 @@ def test_files_have_an_error_in_place_of_a_body(admin: AsgiClient, messages, dam
         assert [row["error"] is None for row in found] == [body is not None for body in damaged.bodies]
 
 
-def test_a_page_of_bombs_costs_a_few_bytes_of_each(admin: AsgiClient, backend: FakeCluster, tmp_path):
+def test_a_page_of_bombs_costs_a_few_bytes_of_each(admin: AsgiClient, cluster: FakeCluster, tmp_path):
     """200 messages of 300 bytes claim 4 MiB each, and are legal."""
     bomb = compress(bytes(4 << 20), CompressionType.ZSTD)
     with damaged_topic(tmp_path / "store", lying=False, flipped=()) as topic:
         topic.store.append([lying_batch([(bomb, 0x201)] * 200)])
         tracemalloc.start()
         found = topic.admin.browse(TOPIC, limit=200, newest_first=False, whole_bodies=False).messages
-        backend.messages[TOPIC] = list(found)
-        backend.letters["billing"] = [DeadLetter(message, TOPIC, False) for message in found]
+        cluster.messages[TOPIC] = list(found)
+        cluster.letters["billing"] = [DeadLetter(message, TOPIC, False) for message in found]
         for path in ("/topics/orders/messages?start=earliest&limit=200", "/groups/billing/dead-letters"):
             assert admin.get(path).status == 200
         assert tracemalloc.get_traced_memory()[1] < 8 << 20

@@ -42,16 +42,16 @@ def test_there_are_changes_and_pages():
 
 
 @pytest.mark.parametrize("path", CHANGES)
-def test_a_viewer_changes_nothing(viewer: AsgiClient, backend: FakeCluster, path: str):
+def test_a_viewer_changes_nothing(viewer: AsgiClient, cluster: FakeCluster, path: str):
     fields = {"confirm": "orders", "topic": "t", "node": "n", "broker": "b", "write": "on", "to": "latest"}
     answer = viewer.post(path, fields)
-    assert (answer.status, backend.calls, backend.audit_entries) == (403, [], [])
+    assert (answer.status, cluster.calls, cluster.audit_entries) == (403, [], [])
 
 
 @pytest.mark.parametrize("path", CHANGES)
-def test_nobody_changes_anything_while_the_console_is_read_only(backend: FakeCluster, path: str):
-    client = logged_in(console_app(backend, read_only=True))
-    assert (client.post(path).status, backend.calls) == (403, [])
+def test_nobody_changes_anything_while_the_console_is_read_only(cluster: FakeCluster, path: str):
+    client = logged_in(console_app(cluster, read_only=True))
+    assert (client.post(path).status, cluster.calls) == (403, [])
     client.close()
 
 
@@ -67,28 +67,28 @@ def test_nobody_changes_anything_while_the_console_is_read_only(backend: FakeClu
     ],
     ids=str,
 )
-def test_a_change_from_another_site_is_refused(admin: AsgiClient, backend: FakeCluster, headers: dict[str, str]):
+def test_a_change_from_another_site_is_refused(admin: AsgiClient, cluster: FakeCluster, headers: dict[str, str]):
     def check(path: str) -> None:
         assert admin.post(path, {}, headers).status == 403
 
     check_all(CHANGES, check)
-    assert backend.calls == []
+    assert cluster.calls == []
 
 
-def test_a_change_that_says_nothing_of_its_origin_is_refused_to_a_session(admin: AsgiClient, backend: FakeCluster):
+def test_a_change_that_says_nothing_of_its_origin_is_refused_to_a_session(admin: AsgiClient, cluster: FakeCluster):
     assert admin.request("POST", "/cluster/balance").status == 403
-    assert backend.calls == []
+    assert cluster.calls == []
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_stranger_sees_no_page(stranger: AsgiClient, backend: FakeCluster, path: str):
+def test_a_stranger_sees_no_page(stranger: AsgiClient, cluster: FakeCluster, path: str):
     answer = stranger.get(path)
     if path.startswith("/api/"):
         assert answer.status == 401
     else:
         assert answer.status == 303
         assert answer.headers["location"].startswith("/login")
-    assert backend.asked == []
+    assert cluster.asked == []
 
 
 def test_a_stranger_sees_the_login_and_its_files(stranger: AsgiClient):
@@ -107,8 +107,8 @@ def test_every_answer_has_the_headers(admin: AsgiClient, stranger: AsgiClient, p
         assert {name: headers.get(name.lower()) for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 
-def test_an_error_of_the_console_itself_has_the_headers_and_no_secret(admin: AsgiClient, backend: FakeCluster):
-    backend.errors["readings"] = ZeroDivisionError("secret of the server")
+def test_an_error_of_the_console_itself_has_the_headers_and_no_secret(admin: AsgiClient, cluster: FakeCluster):
+    cluster.errors["readings"] = ZeroDivisionError("secret of the server")
     answer = admin.get("/topics")
     assert (answer.status, "secret" in answer.text) == (500, False)
     assert "The console itself failed; its log has more." in answer.text
@@ -134,8 +134,8 @@ def test_the_session_is_a_cookie_that_no_script_and_no_other_site_gets(stranger:
     assert len(stranger.cookies[SESSION_COOKIE]) >= 40
 
 
-def test_under_tls_the_cookie_is_for_tls_only(backend: FakeCluster):
-    client = AsgiClient(console_app(backend, secure=True))
+def test_under_tls_the_cookie_is_for_tls_only(cluster: FakeCluster):
+    client = AsgiClient(console_app(cluster, secure=True))
     assert "secure" in client.post("/login", {"token": ADMIN_TOKEN}).headers["set-cookie"].lower()
     client.close()
 
@@ -173,11 +173,11 @@ def test_a_page_that_is_open_when_the_session_ends_goes_to_the_login(stranger: A
     assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login")
 
 
-def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, backend: FakeCluster):
+def test_a_script_sends_its_token_with_each_request(stranger: AsgiClient, cluster: FakeCluster):
     script = {"authorization": f"Bearer {ADMIN_TOKEN}", "accept": "application/json"}
     assert stranger.get("/api/v1/topics", script).status == 200
     assert stranger.request("POST", "/cluster/balance", script).json() == {"outcome": "done"}
-    assert [entry.who for entry in backend.audit_entries] == ["script"]
+    assert [entry.who for entry in cluster.audit_entries] == ["script"]
     assert stranger.request("POST", "/cluster/balance", {**script, "origin": "http://evil"}).status == 403
     look = {"authorization": f"Bearer {VIEWER_TOKEN}"}
     assert (stranger.get("/api/v1/topics", look).status, stranger.request("POST", "/topics", look).status) == (200, 403)
@@ -193,9 +193,9 @@ def test_wrong_tokens_lock_nobody_out_behind_the_same_address(app: Any, stranger
     assert stranger.post("/login", {"token": ADMIN_TOKEN}).status == 303
 
 
-def test_guesses_at_a_secret_are_bounded_and_the_tokens_and_a_known_secret_get_in(backend: FakeCluster):
+def test_guesses_at_a_secret_are_bounded_and_the_tokens_and_a_known_secret_get_in(cluster: FakeCluster):
     guarded = GuardedCheck(lambda secret: Role.ADMIN if secret in ("known", "other") else "")
-    client = AsgiClient(console_app(backend, guarded=guarded))
+    client = AsgiClient(console_app(cluster, guarded=guarded))
 
     def status(token: str) -> int:
         return client.get("/api/v1/topics", {"authorization": f"Bearer {token}"}).status
@@ -236,8 +236,8 @@ def test_a_session_ends_after_twelve_hours():
     assert sessions.find("", 0.0) is None
 
 
-def test_a_console_without_tokens_answers_to_this_machine_only(backend: FakeCluster):
-    app = console_app(backend, open_to_all=True)
+def test_a_console_without_tokens_answers_to_this_machine_only(cluster: FakeCluster):
+    app = console_app(cluster, open_to_all=True)
     here, rebound = AsgiClient(app, host="localhost:8270"), AsgiClient(app, host="evil.test")
     for host in ("127.0.0.1", "[::1]:8270", "LOCALHOST"):
         assert here.get("/topics", {"host": host}).status == 200
@@ -250,8 +250,8 @@ def test_a_console_without_tokens_answers_to_this_machine_only(backend: FakeClus
     here.close(), rebound.close()
 
 
-def test_all_addresses_are_below_the_base_path(backend: FakeCluster):
-    app = console_app(backend, base_path="/mq")
+def test_all_addresses_are_below_the_base_path(cluster: FakeCluster):
+    app = console_app(cluster, base_path="/mq")
     client = logged_in(app, base_path="/mq")
     text = client.get("/mq/topics").text
     links = re.findall(r'(?:href|src|action|hx-get)="([^"#]+)"', text)

@@ -70,9 +70,9 @@ def test_a_page_shows_what_was_asked_for(admin: AsgiClient, path: str, texts: li
     ],
 )
 def test_a_call_without_an_answer_leaves_the_page(
-    admin: AsgiClient, backend: FakeCluster, path: str, call: str
+    admin: AsgiClient, cluster: FakeCluster, path: str, call: str
 ) -> None:
-    backend.errors[call] = RequestTimeoutError("broker-a", 10.0)
+    cluster.errors[call] = RequestTimeoutError("broker-a", 10.0)
     answer = admin.get(path)
     assert answer.status == 200
     assert ("broker-a" in answer.text) or call == "topic"
@@ -82,18 +82,18 @@ def test_a_topic_that_is_not_there_has_no_page(admin: AsgiClient) -> None:
     assert admin.get("/topics/nothing/messages").status == 404
 
 
-def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, backend: FakeCluster) -> None:
-    backend.errors["dead_letters"] = TopicNotExistError("%DLQ%billing")
+def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, cluster: FakeCluster) -> None:
+    cluster.errors["dead_letters"] = TopicNotExistError("%DLQ%billing")
     assert "No dead letter" in admin.get(LETTERS).text
 
 
 @pytest.fixture
-def shy(backend: FakeCluster) -> Any:
+def shy(cluster: FakeCluster) -> Any:
     """A viewer of a console that hides bodies; every body is SECRET."""
     secret = fake_message("orders", SECRET, queue_offset=3)
-    backend.messages["orders"] = [secret]
-    backend.letters["billing"] = [DeadLetter(secret, "orders", False)]
-    client = logged_in(console_app(backend, show_bodies=False), VIEWER_TOKEN)
+    cluster.messages["orders"] = [secret]
+    cluster.letters["billing"] = [DeadLetter(secret, "orders", False)]
+    client = logged_in(console_app(cluster, show_bodies=False), VIEWER_TOKEN)
     yield client
     client.close()
 
@@ -113,23 +113,23 @@ def test_a_hidden_body_is_on_no_page_and_in_no_file(shy: AsgiClient, path: str) 
     assert SECRET.hex(" ") not in answer.text
 
 
-def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiClient, backend: FakeCluster) -> None:
+def test_hidden_bodies_are_not_downloaded_and_not_guessed_by_searches(shy: AsgiClient, cluster: FakeCluster) -> None:
     assert shy.get("/messages/body?topic=orders&offset=broker-a:0:3").status != 200
     assert "hidden from them" in shy.get("/topics/orders/messages?text=secret").text
     assert "hidden from them" in shy.get("/topics/orders/tail?text=secret").text
     assert shy.get("/topics/orders/tail/events?text=secret").status != 200
-    assert "browse" not in backend.asked
+    assert "browse" not in cluster.asked
 
 
-def test_an_admin_sees_bodies_that_are_hidden_from_viewers(backend: FakeCluster) -> None:
-    client = logged_in(console_app(backend, show_bodies=False))
+def test_an_admin_sees_bodies_that_are_hidden_from_viewers(cluster: FakeCluster) -> None:
+    client = logged_in(console_app(cluster, show_bodies=False))
     assert "&#34;order&#34;: 6" in client.get(ONE).text
     client.close()
 
 
-def test_a_download_is_the_whole_body_and_never_a_page(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_a_download_is_the_whole_body_and_never_a_page(admin: AsgiClient, cluster: FakeCluster) -> None:
     body = b"<script>alert(1)</script>" + bytes(4 * 1024 * 1024 - 25)
-    backend.messages["orders"] = [fake_message("orders", body, queue_offset=3, message_id='a"/../<b>')]
+    cluster.messages["orders"] = [fake_message("orders", body, queue_offset=3, message_id='a"/../<b>')]
     answer = admin.get("/messages/body?topic=orders&offset=broker-a:0:3")
     assert answer.body == body
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -157,67 +157,67 @@ def test_the_json_has_cursor_and_bounds(admin: AsgiClient) -> None:
     assert (len(more["messages"]), more["cursor"]) == (10, None)
 
 
-def test_a_message_is_sent_and_the_audit_has_no_body(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_a_message_is_sent_and_the_audit_has_no_body(admin: AsgiClient, cluster: FakeCluster) -> None:
     fields = {"body": "new-body", "tags": "t", "keys": "a b", "properties": "x=1", "delay": "5s"}
     before_ms = time.time_ns() // 1_000_000
     assert admin.post("/topics/orders/messages", fields).status == 303
-    [(_, arguments)] = backend.calls
+    [(_, arguments)] = cluster.calls
     sent, now_ms = arguments["message"], time.time_ns() // 1_000_000
     assert sent == Message("orders", b"new-body", "t", ("a", "b"), {"x": "1"}, deliver_at_ms=sent.deliver_at_ms)
     assert before_ms + 5_000 <= sent.deliver_at_ms <= now_ms + 5_000
-    assert "new-body" not in str(backend.audit_entries)
+    assert "new-body" not in str(cluster.audit_entries)
     assert "Sent: message" in admin.get("/topics/orders/messages").text
 
 
-def test_nothing_is_sent_for_a_form_without_sense(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_nothing_is_sent_for_a_form_without_sense(admin: AsgiClient, cluster: FakeCluster) -> None:
     admin.post("/topics/orders/messages", {"body": ""})
     assert "body is empty" in admin.get("/topics/orders/messages").text
     admin.post(ONE.replace("?", "/send?"), {"topic": "orders", "delay": "soon"})
     assert "not a delay" in admin.get(ONE).text
     admin.post(ONE.replace("?", "/deliver?"), {"group": ""})
     assert "group is missing" in admin.get(ONE).text.lower()
-    assert backend.calls == []
+    assert cluster.calls == []
 
 
-def test_a_message_is_sent_again_and_delivered_to_one_group(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_a_message_is_sent_again_and_delivered_to_one_group(admin: AsgiClient, cluster: FakeCluster) -> None:
     admin.post(ONE.replace("?", "/send?"), {"topic": "payments", "body": "shown, not edited"})
     admin.post(ONE.replace("?", "/deliver?"), {"group": "billing"})
-    [(_, sent), (_, delivered)] = backend.calls
+    [(_, sent), (_, delivered)] = cluster.calls
     assert sent["message"] == Message("payments", b'{"order": 6}', "paid", ("k6",))
     assert (delivered["topic"], delivered["to_group"]) == ("orders", "billing")
 
 
-def test_a_replay_needs_a_choice(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_a_replay_needs_a_choice(admin: AsgiClient, cluster: FakeCluster) -> None:
     admin.post(f"{LETTERS}/replay", {"which": "chosen"})
     assert "no dead letter is chosen" in admin.get(LETTERS).text.lower()
     admin.post(f"{LETTERS}/replay", {"which": "all", "rate": "1e9"})
     assert "rate must be" in admin.get(LETTERS).text
     admin.post(f"{LETTERS}/replay", {"which": "chosen", "letter": "nonsense"})
     assert "is not an offset of a queue" in admin.get(LETTERS).text
-    assert backend.calls == []
+    assert cluster.calls == []
 
 
-def test_a_chosen_letter_is_all_that_is_replayed(admin: AsgiClient, backend: FakeCluster) -> None:
+def test_a_chosen_letter_is_all_that_is_replayed(admin: AsgiClient, cluster: FakeCluster) -> None:
     answer = admin.post(f"{LETTERS}/replay", {"which": "chosen", "letter": "broker-a:0:1", "rate": "5"})
     assert (answer.status, answer.headers["location"]) == (303, f"{LETTERS}/replay")
     eventually(lambda: "The last replay has ended" in admin.get(LETTERS).text, "the end of the replay")
     expected = {"group": "billing", "letters": [LetterPlace("broker-a", 0, 1)], "rate": 5.0}
-    assert backend.calls == [("replay_dead_letters", expected)]
-    assert [letter.replayed for letter in backend.letters["billing"]] == [False, True]
-    eventually(lambda: admin.get("/healthz").status == 200 and backend.audit_entries, "the entry in the audit")
-    [entry] = backend.audit_entries
+    assert cluster.calls == [("replay_dead_letters", expected)]
+    assert [letter.replayed for letter in cluster.letters["billing"]] == [False, True]
+    eventually(lambda: admin.get("/healthz").status == 200 and cluster.audit_entries, "the entry in the audit")
+    [entry] = cluster.audit_entries
     assert (entry.action, entry.arguments["letters"], entry.outcome) == (
         *("dead letters replay", "1"),
         "1 brought back, 0 failed",
     )
 
 
-def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, backend: FakeCluster) -> None:
-    one = backend.delayed_messages[0]
+def test_a_delayed_message_is_recalled_by_its_handle(admin: AsgiClient, cluster: FakeCluster) -> None:
+    one = cluster.delayed_messages[0]
     handle = str(RecallHandle(one.topic, one.message.broker_name, one.due_ms, one.message.message_id))
     assert handle in admin.get("/delayed").text
     admin.post("/delayed/recall", {"handle": handle})
-    assert backend.calls == [("recall", {"topic": "orders", "handle": handle})]
+    assert cluster.calls == [("recall", {"topic": "orders", "handle": handle})]
     admin.post("/delayed/recall", {"handle": "nonsense"})
     assert "no recall handle" in admin.get("/delayed").text
 

@@ -69,26 +69,26 @@ def test_a_viewer_sees_no_form_for_changes(admin: AsgiClient, viewer: AsgiClient
 
 @pytest.mark.parametrize(("path", "call"), [("/", "cluster"), ("/topics", "readings"), ("/cluster", "cluster")])
 def test_a_list_without_an_answer_is_a_line_and_not_a_blank_page(
-    admin: AsgiClient, backend: FakeCluster, path: str, call: str
+    admin: AsgiClient, cluster: FakeCluster, path: str, call: str
 ):
-    backend.errors[call] = ServiceNotAvailableError("no broker is registered")
+    cluster.errors[call] = ServiceNotAvailableError("no broker is registered")
     answer = admin.get(path)
     assert answer.status == 200
     assert "No answer from the cluster: no broker is registered" in answer.text
 
 
 @pytest.mark.parametrize(("path", "call"), [("/topics/orders", "topic_route"), ("/groups/billing", "group_summary")])
-def test_a_page_without_an_answer_says_why(admin: AsgiClient, backend: FakeCluster, path: str, call: str):
-    backend.errors[call] = RequestTimeoutError("broker-a", 5.0)
+def test_a_page_without_an_answer_says_why(admin: AsgiClient, cluster: FakeCluster, path: str, call: str):
+    cluster.errors[call] = RequestTimeoutError("broker-a", 5.0)
     answer = admin.get(path)
     assert answer.status == 503
     assert "Broker-a gave no answer within 5 s" in answer.text
-    del backend.errors[call]
+    del cluster.errors[call]
     assert admin.get(path).status == 200
 
 
-def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: AsgiClient, backend: FakeCluster):
-    backend.silent = {"broker-b"}
+def test_a_broker_that_is_missing_is_named_above_the_rows_of_the_others(admin: AsgiClient, cluster: FakeCluster):
+    cluster.silent = {"broker-b"}
     for path in ("/topics", "/groups"):
         text = admin.get(path).text
         assert f"<strong>broker-b</strong>: no answer ({NO_ANSWER})" in text
@@ -101,11 +101,11 @@ def test_what_is_not_there_is_not_found(admin: AsgiClient):
     assert "does not exist" in admin.get("/api/v1/topics/nothing").json()["error"]
 
 
-def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeCluster):
-    backend.topics[HOSTILE] = topic_reading(1, 1, 1.0)
-    backend.groups[HOSTILE], backend.members[HOSTILE] = GroupTotals(lag=1), members_of(HOSTILE, HOSTILE, 1)
-    backend.problems = (Problem("masters", "fail", HOSTILE, HOSTILE, HOSTILE),)
-    backend.silent = {HOSTILE}
+def test_hostile_names_and_errors_are_text(admin: AsgiClient, cluster: FakeCluster):
+    cluster.topics[HOSTILE] = topic_reading(1, 1, 1.0)
+    cluster.groups[HOSTILE], cluster.members[HOSTILE] = GroupTotals(lag=1), members_of(HOSTILE, HOSTILE, 1)
+    cluster.problems = (Problem("masters", "fail", HOSTILE, HOSTILE, HOSTILE),)
+    cluster.silent = {HOSTILE}
     for path in ("/", "/topics", "/groups", "/cluster", f"/topics/{'%3Cscript%3E'}"):
         text = admin.get(path).text
         assert "<script>alert" not in text
@@ -113,8 +113,8 @@ def test_hostile_names_and_errors_are_text(admin: AsgiClient, backend: FakeClust
     assert "&lt;script&gt;alert(1)" in admin.get("/topics").text
 
 
-def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backend: FakeCluster):
-    backend.last_error = f"{HOSTILE}\u202e{'x' * 10_000}"
+def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, cluster: FakeCluster):
+    cluster.last_error = f"{HOSTILE}\u202e{'x' * 10_000}"
     text = admin.get("/groups/billing").text
     assert "<script>alert" not in text
     assert "\u202e" not in text
@@ -122,7 +122,7 @@ def test_the_error_of_a_listener_is_harmless_and_short(admin: AsgiClient, backen
     assert "&lt;script&gt;alert(1)" in text
 
 
-def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: AsgiClient, backend: FakeCluster):
+def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: AsgiClient, cluster: FakeCluster):
     page = after(admin, admin.post("/topics", {"topic": "new", "queues": "6", "retention": "12h"}))
     assert notices(page) == ["Topic new has 6 queues."]
     assert notices(admin.get("/topics/new")) == []
@@ -130,19 +130,19 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
     after(admin, admin.post("/topics/new/order", {"config": "broker-a:4"}))
     refusal = after(admin, admin.post("/topics/new/delete", {"confirm": "old"}))
     assert notices(refusal) == ["Type the topic&#39;s name, new, to delete it."]
-    assert "new" in backend.topics
+    assert "new" in cluster.topics
     gone = after(admin, admin.post("/topics/new/delete", {"confirm": "new"}))
     assert notices(gone) == ["Topic new is deleted."]
-    assert [name for name, _ in backend.calls] == ["create_topic", "update_topic", "set_order_config", "delete_topic"]
-    assert backend.calls[0][1]["reserve_time_s"] == 12 * 3600
-    assert backend.calls[1][1] == {
+    assert [name for name, _ in cluster.calls] == ["create_topic", "update_topic", "set_order_config", "delete_topic"]
+    assert cluster.calls[0][1]["reserve_time_s"] == 12 * 3600
+    assert cluster.calls[1][1] == {
         "topic": "new",
         "queues": 8,
         "perm": 4,
         "message_type": None,
         "reserve_time_s": 0.0,
     }
-    entries = backend.audit_entries
+    entries = cluster.audit_entries
     assert [entry.action for entry in entries] == ["topic create", "topic update", "topic order", "topic delete"]
     assert {(entry.who, entry.role, entry.address, entry.outcome) for entry in entries} == {
         ("Ada", "admin", "10.0.0.1", "done")
@@ -162,22 +162,22 @@ def test_a_topic_is_created_changed_and_deleted_and_the_audit_has_it_all(admin: 
     ],
 )
 def test_a_topic_that_cannot_be_created_is_a_line_above_the_form(
-    admin: AsgiClient, backend: FakeCluster, fields: dict[str, str], error: str
+    admin: AsgiClient, cluster: FakeCluster, fields: dict[str, str], error: str
 ):
     [notice] = notices(after(admin, admin.post("/topics", fields)))
     assert error in notice
-    assert backend.calls == []
+    assert cluster.calls == []
 
 
-def test_a_change_that_fails_is_in_the_audit_with_its_error(admin: AsgiClient, backend: FakeCluster):
-    backend.errors["delete_topic"] = ServiceNotAvailableError("broker-b is away")
+def test_a_change_that_fails_is_in_the_audit_with_its_error(admin: AsgiClient, cluster: FakeCluster):
+    cluster.errors["delete_topic"] = ServiceNotAvailableError("broker-b is away")
     page = after(admin, admin.post("/topics/orders/delete", {"confirm": "orders"}))
     assert notices(page) == ["Broker-b is away."]
-    assert [entry.outcome for entry in backend.audit_entries] == ["broker-b is away"]
+    assert [entry.outcome for entry in cluster.audit_entries] == ["broker-b is away"]
 
 
-def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, backend: FakeCluster):
-    backend.errors["record_audit"] = ServiceNotAvailableError("no store takes it")
+def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, cluster: FakeCluster):
+    cluster.errors["record_audit"] = ServiceNotAvailableError("no store takes it")
     page = after(admin, admin.post("/cluster/balance"))
     assert notices(page) == [
         "The audit has no entry of this change: no store takes it",
@@ -186,19 +186,19 @@ def test_a_change_that_the_audit_did_not_get_says_so(admin: AsgiClient, backend:
 
 
 def test_a_reset_shows_old_and_new_offsets_and_changes_nothing_before_it_is_confirmed(
-    admin: AsgiClient, backend: FakeCluster
+    admin: AsgiClient, cluster: FakeCluster
 ):
     preview = admin.get("/groups/billing/reset?topic=orders&to=earliest")
     assert preview.status == 200
     assert "120 messages consumed again" in preview.text
     assert "none yet" in preview.text
-    assert backend.calls == []
+    assert cluster.calls == []
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.text))
     page = after(admin, admin.post("/groups/billing/reset", hidden))
     assert notices(page) == ["Group billing goes on in topic orders to earliest."]
-    [(name, arguments)] = backend.calls
+    [(name, arguments)] = cluster.calls
     assert (name, arguments["to"], arguments["topic"]) == ("reset_offsets", "earliest", "orders")
-    assert backend.audit_entries[0].action == "group reset-offset"
+    assert cluster.audit_entries[0].action == "group reset-offset"
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_a_reset_shows_old_and_new_offsets_and_changes_nothing_before_it_is_conf
     ],
 )
 def test_a_reset_goes_to_an_end_a_time_or_an_offset(
-    admin: AsgiClient, backend: FakeCluster, query: dict[str, str], wanted: dict[str, Any]
+    admin: AsgiClient, cluster: FakeCluster, query: dict[str, str], wanted: dict[str, Any]
 ):
     after(admin, admin.post("/groups/billing/reset", {"topic": "orders", **query}))
-    [(_, arguments)] = backend.calls
+    [(_, arguments)] = cluster.calls
     assert {name: value for name, value in arguments.items() if value is not None} == {
         "group": "billing",
         "topic": "orders",
@@ -235,42 +235,42 @@ def test_a_reset_goes_to_an_end_a_time_or_an_offset(
         "topic=orders&to=latest&queue=3",
     ],
 )
-def test_a_reset_to_nowhere_is_a_line_on_the_groups_page(admin: AsgiClient, backend: FakeCluster, query: str):
+def test_a_reset_to_nowhere_is_a_line_on_the_groups_page(admin: AsgiClient, cluster: FakeCluster, query: str):
     assert len(notices(after(admin, admin.get(f"/groups/billing/reset?{query}")))) == 1
-    assert "reset_offsets" not in backend.asked
+    assert "reset_offsets" not in cluster.asked
 
 
-def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient, backend: FakeCluster):
+def test_offsets_are_copied_from_another_group_after_a_preview(admin: AsgiClient, cluster: FakeCluster):
     preview = admin.get("/groups/search/copy?topic=orders&source=billing")
     assert "480 messages left out" in preview.text
     after(admin, admin.post("/groups/search/copy", {"topic": "orders", "source": "billing"}))
-    assert backend.calls == [("clone_offsets", {"source": "billing", "target": "search", "topic": "orders"})]
+    assert cluster.calls == [("clone_offsets", {"source": "billing", "target": "search", "topic": "orders"})]
     assert len(notices(after(admin, admin.get("/groups/search/copy?topic=orders&source=search")))) == 1
 
 
-def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, backend: FakeCluster):
+def test_a_group_is_switched_off_and_deleted(admin: AsgiClient, cluster: FakeCluster):
     page = after(admin, admin.post("/groups/billing/update", {"consume": "off", "retry_max_times": "3"}))
     assert "Consume is off" in page.text
     after(admin, admin.post("/groups/billing/update", {}))
     after(admin, admin.post("/groups/billing/delete", {"confirm": "no"}))
-    assert "billing" in backend.groups
+    assert "billing" in cluster.groups
     after(admin, admin.post("/groups/billing/delete", {"confirm": "billing", "dead_letters": "on"}))
-    assert backend.calls == [
+    assert cluster.calls == [
         ("update_group", {"group": "billing", "consume_enable": False, "retry_max_times": 3}),
         ("delete_group", {"group": "billing", "dead_letters": True}),
     ]
 
 
-def test_the_cluster_is_drained_only_when_confirmed(admin: AsgiClient, backend: FakeCluster):
+def test_the_cluster_is_drained_only_when_confirmed(admin: AsgiClient, cluster: FakeCluster):
     after(admin, admin.post("/cluster/drain", {"node": "10.0.0.11"}))
-    assert backend.calls == []
+    assert cluster.calls == []
     after(admin, admin.post("/cluster/drain", {"node": "10.0.0.11", "confirm": "on"}))
     after(admin, admin.post("/cluster/drain", {"node": "10.0.0.11", "undo": "on"}))
     after(admin, admin.post("/cluster/clean", {"broker": "broker-a"}))
     page = after(admin, admin.post("/cluster/write-permission", {"broker": "broker-a", "write": "off"}))
     assert "Give writes back" in page.text
     after(admin, admin.post("/cluster/write-permission", {"broker": "broker-a", "write": "perhaps"}))
-    assert backend.calls == [
+    assert cluster.calls == [
         ("drain", {"node": "10.0.0.11", "drained": True}),
         ("drain", {"node": "10.0.0.11", "drained": False}),
         ("clean_store", {"broker_name": "broker-a"}),
@@ -294,8 +294,8 @@ def test_the_json_is_that_of_the_commands(admin: AsgiClient):
     assert list(member) == ["client", "host", "pid", "type", "model", "silent_s"]
 
 
-def test_rates_are_columns_for_a_chart(backend: FakeCluster):
-    app = console_app(backend)
+def test_rates_are_columns_for_a_chart(cluster: FakeCluster):
+    app = console_app(cluster)
     client = logged_in(app)
     for figures in (
         ClusterFigures(0, 0, 0, 0),
@@ -312,8 +312,8 @@ def test_rates_are_columns_for_a_chart(backend: FakeCluster):
     client.close()
 
 
-def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(backend: FakeCluster):
-    app = console_app(backend)
+def test_topics_have_a_line_and_groups_a_chart_of_the_last_hour(cluster: FakeCluster):
+    app = console_app(cluster)
     client = logged_in(app)
     assert "<polyline" not in client.get("/topics").text
     for n, lag in enumerate((5, 9, 2)):
@@ -337,8 +337,8 @@ def app_console(app: Any) -> Any:
     return app._app.state.console
 
 
-def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeCluster):
-    backend.groups["=cmd()"] = GroupTotals()
+def test_tables_are_saved_as_files(admin: AsgiClient, cluster: FakeCluster):
+    cluster.groups["=cmd()"] = GroupTotals()
     answer = admin.get("/export/groups?format=csv")
     assert answer.headers["content-disposition"] == 'attachment; filename="groups.csv"'
     rows = list(csv.DictReader(io.StringIO(answer.text)))
@@ -347,11 +347,11 @@ def test_tables_are_saved_as_files(admin: AsgiClient, backend: FakeCluster):
     assert admin.get("/export/topics?format=xml").status == 400
 
 
-def test_a_thousand_topics_and_two_thousand_groups_are_a_page_each(admin: AsgiClient, backend: FakeCluster):
-    backend.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
-    backend.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
+def test_a_thousand_topics_and_two_thousand_groups_are_a_page_each(admin: AsgiClient, cluster: FakeCluster):
+    cluster.topics = {f"t{n}": topic_reading(8, n, 1.0) for n in range(1_000)}
+    cluster.groups = {f"g{n}": GroupTotals(lag=n, lag_ms=n) for n in range(2_000)}
     for path, rows in (("/topics", 1_000), ("/groups", 2_000), ("/", 5)):
         text = admin.get(path).text
         assert text.count('<th scope="row"><a') == rows
-    counts = Counter(backend.asked)
+    counts = Counter(cluster.asked)
     assert (counts["readings"], counts["topic_attributes"], counts["consumer_connections"]) == (2, 1, 1)

@@ -19,9 +19,9 @@ def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> None:
 
 
 def test_a_server_that_stops_ends_the_open_tails() -> None:
-    backend = FakeCluster()
+    cluster = FakeCluster()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = ConsoleServer(console_app(backend, tail_rate=50), listening)
+        server = ConsoleServer(console_app(cluster, tail_rate=50), listening)
         server.start()
         connection = http.client.HTTPConnection(*listening.getsockname(), timeout=WAIT_S)
         try:
@@ -32,7 +32,7 @@ def test_a_server_that_stops_ends_the_open_tails() -> None:
             assert answer.headers["x-accel-buffering"] == "no"
             read_until(answer, b": connected")
             read_until(answer, b"event: messages")  # from now on, what arrives
-            backend.messages["orders"].append(fake_message(body=b"new"))
+            cluster.messages["orders"].append(fake_message(body=b"new"))
             read_until(answer, b"event: messages")
             assert server.stop()
             assert b"new" in answer.read()
