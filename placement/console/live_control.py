@@ -19,7 +19,7 @@ from placement.status import cluster_status
 from raymq.client.client import Client
 from raymq.common.errors import RaymqError
 from raymq.common.names import InstanceName, PullName
-from raymq.common.protocol.status import ClusterStatus
+from raymq.common.protocol.status import ClusterStatus, PushInstanceReport
 from raymq.remoting.actor_ref import ActorRef
 from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.cluster import (
@@ -28,7 +28,6 @@ from raymq.tools.console.cluster import (
     ClusterView,
     ConsoleCluster,
     PushInstances,
-    PushInstanceView,
 )
 
 logger = logging.getLogger(__name__)
@@ -95,8 +94,8 @@ class LiveControl:
 
     def push_instances(self, group: str) -> PushInstances:
         """Ask the Pull actor of each node for the push-consumer instances of a group."""
-        rows: list[PushInstanceView] = []
-        owners: dict[str, str] = {}
+        found: list[PushInstanceReport] = []
+        nodes: dict[str, str] = {}
         missing: list[str] = []
         for node in ray.nodes():
             name = str(PullName(node["NodeID"]))
@@ -104,28 +103,19 @@ class LiveControl:
                 ray.get_actor(name, namespace="raymq")
             except ValueError:
                 continue
+            nodes[name] = node["NodeManagerAddress"]
             try:
                 answer = ActorRef(name).call("status", timeout_s=ACCOUNT_TIMEOUT_S)
             except RaymqError as error:
                 missing.append(f"{name}: {error}")
                 continue
-            for one in answer.get("instances", []):
-                if InstanceName.parse(one["instance"]).group != group:
-                    continue
-                owners |= {str(queue): one["instance"] for queue in one["holding"]}
-                rows.append(
-                    PushInstanceView(
-                        one["instance"],
-                        node["NodeManagerAddress"],
-                        len(one["holding"]),
-                        one["buffered"],
-                        one["consumed"],
-                        one["failures"],
-                        str(one.get("last_error") or ""),
-                        int(one.get("stuck_threads") or 0),
-                    )
-                )
-        return PushInstances(tuple(rows), owners, tuple(missing))
+            instances = [{"actor": name, **one} for one in answer.get("instances", [])]
+            found += [
+                one
+                for one in ClusterStatus.of({"instances": instances}).instances
+                if InstanceName.parse(one.instance).group == group
+            ]
+        return PushInstances(tuple(found), nodes, tuple(missing))
 
     # The audit log
 

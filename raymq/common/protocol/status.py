@@ -235,13 +235,16 @@ class ConnectedGroup(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class PushInstanceReport(ServerReport):
-    """A push-consumer instance, at the Pull actor `actor`. `holding`: its queues."""
+    """A push-consumer instance, at the Pull actor `actor`. `holding`: its queues. `stuck_threads`: calls of the
+    listener that have run for more than its timeout."""
 
     instance: str = ""
     holding: tuple[str, ...] = ()
     buffered: int = 0
     consumed: int = 0
     failures: int = 0
+    last_error: str = ""
+    stuck_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

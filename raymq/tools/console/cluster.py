@@ -8,7 +8,7 @@ from typing import Protocol
 
 from raymq.client.admin.admin import Admin
 from raymq.client.producer.producer import Producer
-from raymq.common.protocol.status import ClusterStatus
+from raymq.common.protocol.status import ClusterStatus, PushInstanceReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +76,18 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class PushInstanceView:
-    """A push-consumer instance, by its Pull actor. `node`: the address of the instance's node. `queues`: the number of
-    queues that the instance holds. `stuck_threads`: calls of the listener that have run for more than its timeout."""
-
-    instance: str
-    node: str
-    queues: int
-    buffered: int
-    consumed: int
-    failures: int
-    last_error: str = ""
-    stuck_threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PushInstances:
-    """The push-consumer instances of one group. `owners`: the instance that holds a queue, by the queue's name.
+    """The push-consumer instances of one group. `nodes`: the address of a Pull actor's node, by the actor's name.
     `missing`: the Pull actors that did not answer, a sentence each."""
 
-    instances: tuple[PushInstanceView, ...] = ()
-    owners: Mapping[str, str] = field(default_factory=dict)
+    instances: tuple[PushInstanceReport, ...] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """The instance that holds a queue, by the queue's name."""
+        return {queue: one.instance for one in self.instances for queue in one.holding}
 
 
 @dataclass(frozen=True, slots=True)

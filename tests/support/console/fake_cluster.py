@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Unpack, cast
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any, Unpack, cast
 
-from raymq.client.admin.admin import READINGS_TIMEOUT_S, Admin
+from raymq.client.admin.admin import Admin
 from raymq.client.admin.browse import Page
 from raymq.client.admin.dead_letters import DeadLetter, DeadLetters, LetterPlace, Replayed
 from raymq.client.admin.delayed import END_OF_TIME_MS, Delayed, DelayedMessage
 from raymq.client.admin.groups import NewOffsets
 from raymq.client.admin.messages import Arrived
-from raymq.client.admin.replay import REPLAY_MAX_MESSAGES, Replay
+from raymq.client.admin.replay import Replay
 from raymq.client.admin.topics import QueueDescription
 from raymq.client.admin.track import MessageTrack, TrackState
 from raymq.client.consumer.pull_once import has_text
 from raymq.client.producer.producer import Producer
-from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.common.errors import GroupNotExistError, OffsetOutOfRangeError, TopicExistsError, TopicNotExistError
 from raymq.common.message import (
-    Message,
     MessageExt,
     MessageModel,
     MessageQueue,
@@ -36,13 +36,13 @@ from raymq.common.message import (
     SendStatus,
 )
 from raymq.common.names import check_user_topic
-from raymq.common.protocol.attributes import CleanupPolicy, QueueType, TopicAttributes, TopicMessageType
+from raymq.common.protocol.attributes import TopicAttributes, TopicMessageType
 from raymq.common.protocol.clients import ConsumerConnection, ConsumerData, ConsumeType, ProducerConnection
 from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueueProgress, GroupSummary
 from raymq.common.protocol.recall import RecallHandle
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE, BrokerData, QueueData, TopicRoute
 from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotals, TopicReading
-from raymq.common.protocol.status import ClusterStatus, Problem, RetentionReport, StoreReport
+from raymq.common.protocol.status import ClusterStatus, Problem, PushInstanceReport, RetentionReport, StoreReport
 from raymq.tools.console.cluster import (
     AuditEntry,
     AuditPage,
@@ -50,7 +50,6 @@ from raymq.tools.console.cluster import (
     ClusterView,
     ConsoleCluster,
     PushInstances,
-    PushInstanceView,
     ReplicaView,
     ServerView,
 )
@@ -112,6 +111,21 @@ def members_of(
     """Return the consumers of a group, all subscribed to the topic `orders`."""
     data = ConsumerData(group, consume_type, {"orders": "*"}, model)
     return [ConsumerConnection(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, data, 2.5) for n in range(count)]
+
+
+def as_in(real: Callable[..., Any]) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
+    """Give a call the arguments of the real one, which it gets by name, with their defaults."""
+    known = signature(real)
+
+    def decorate(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def bound(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = known.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            return call(self, SimpleNamespace(**given.arguments))
+
+        return bound
+
+    return decorate
 
 
 class FakeCluster:
@@ -233,19 +247,13 @@ class FakeCluster:
 
     def push_instances(self, group: str) -> PushInstances:
         self._begin("push_instances")
-        members = self.members.get(group, ())
-        return PushInstances(
-            tuple(
-                PushInstanceView(f"{group}@{one.pid}", NODES[0], 3, 120, 55_000, 7, self.last_error)
-                for one in members
-                if one.consumer.consume_type == "PUSH"
-            ),
-            {
-                str(queue): members[n % len(members)].client_id
-                for n, queue in enumerate(self._queues("orders"))
-                if members
-            },
+        members = [one for one in self.members.get(group, ()) if one.consumer.consume_type == "PUSH"]
+        held = [[str(queue) for queue in self._queues("orders")][n :: len(members)] for n in range(len(members))]
+        instances = (
+            PushInstanceReport("pull-0", "", f"{group}@{one.pid}", tuple(queues), 120, 55_000, 7, self.last_error)
+            for one, queues in zip(members, held, strict=True)
         )
+        return PushInstances(tuple(instances), {"pull-0": NODES[0]})
 
     def drain(self, node: str, *, drained: bool) -> None:
         self._change("drain", node=node, drained=drained)
@@ -267,12 +275,10 @@ class FakeCluster:
         self.writable[broker_name] = True
         return len(self.topics)
 
-    def readings(
-        self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
-    ) -> dict[str, BrokerReadings | None]:
-        """Return readings: only the first broker has all figures. `errors["figures"]` affects only the samples for the
-        charts."""
-        self._begin("readings" if with_pairs else "figures")
+    @as_in(Admin.readings)
+    def readings(self, a: Any) -> dict[str, BrokerReadings | None]:
+        """The first broker has all figures. `errors["figures"]` concern the samples for the charts only."""
+        self._begin("readings" if a.with_pairs else "figures")
         pairs = {
             (group, topic): GroupReading(0, self.groups[group].lag, self.groups[group].lag_ms)
             for topic in self.topics
@@ -280,7 +286,7 @@ class FakeCluster:
             if group in self.groups
         }
         return {
-            BROKERS[0]: BrokerReadings(dict(self.topics), pairs if with_pairs else {}, 0, dict(self.groups)),
+            BROKERS[0]: BrokerReadings(dict(self.topics), pairs if a.with_pairs else {}, 0, dict(self.groups)),
             BROKERS[1]: BrokerReadings({}, {}),
             **dict.fromkeys(self.silent),
         }
@@ -311,38 +317,22 @@ class FakeCluster:
         self._begin("kept_since")
         return dict.fromkeys(self._queues(topic), NOW_MS - 3_600_000)
 
-    def create_topic(
-        self,
-        topic: str,
-        queues: int = 4,
-        *,
-        message_type: TopicMessageType | str | None = None,
-        reserve_time_s: float | None = None,
-        queue_type: QueueType | str | None = None,
-        cleanup_policy: CleanupPolicy | str | None = None,
-        brokers: Sequence[str] | None = None,
-    ) -> None:
-        check_user_topic(topic)
-        if topic in self.topics:
-            raise TopicExistsError(topic, "it has other queues")
-        self._change("create_topic", topic=topic, queues=queues, message_type=message_type,
-                     reserve_time_s=reserve_time_s, cleanup_policy=cleanup_policy)  # fmt: skip
-        self.topics[topic] = topic_reading(queues, 0, 0.0)
+    @as_in(Admin.create_topic)
+    def create_topic(self, a: Any) -> None:
+        check_user_topic(a.topic)
+        if a.topic in self.topics:
+            raise TopicExistsError(a.topic, "it has other queues")
+        self._change("create_topic", topic=a.topic, queues=a.queues, message_type=a.message_type,
+                     reserve_time_s=a.reserve_time_s, cleanup_policy=a.cleanup_policy)  # fmt: skip
+        self.topics[a.topic] = topic_reading(a.queues, 0, 0.0)
 
-    def update_topic(
-        self,
-        topic: str,
-        *,
-        queues: int | None = None,
-        perm: int | None = None,
-        message_type: TopicMessageType | str | None = None,
-        reserve_time_s: float | None = None,
-    ) -> None:
-        row = self._row(topic)
-        self._change("update_topic", topic=topic, queues=queues, perm=perm, message_type=message_type,
-                     reserve_time_s=reserve_time_s)  # fmt: skip
-        changes = {"queues": queues, "perm": perm}
-        self.topics[topic] = replace(row, **{name: one for name, one in changes.items() if one is not None})
+    @as_in(Admin.update_topic)
+    def update_topic(self, a: Any) -> None:
+        row = self._row(a.topic)
+        self._change("update_topic", topic=a.topic, queues=a.queues, perm=a.perm, message_type=a.message_type,
+                     reserve_time_s=a.reserve_time_s)  # fmt: skip
+        changes = {"queues": a.queues, "perm": a.perm}
+        self.topics[a.topic] = replace(row, **{name: one for name, one in changes.items() if one is not None})
 
     def set_order_config(self, topic: str, config: str | None) -> None:
         self._row(topic)
@@ -374,25 +364,16 @@ class FakeCluster:
         )
         return GroupSummary(group, queues, totals.lag, totals.lag_ms or 0, totals.retries, totals.dead_letters)
 
-    def reset_offsets(
-        self,
-        group: str,
-        topic: str,
-        to: Literal["earliest", "latest"] | None = None,
-        *,
-        timestamp_ms: int | None = None,
-        offset: int | None = None,
-        queue: MessageQueue | None = None,
-        dry_run: bool = False,
-    ) -> NewOffsets:
-        self._group(group)
-        queues = self._queues(topic) if queue is None else [queue]
-        if dry_run:
+    @as_in(Admin.reset_offsets)
+    def reset_offsets(self, a: Any) -> NewOffsets:
+        self._group(a.group)
+        queues = self._queues(a.topic) if a.queue is None else [a.queue]
+        if a.dry_run:
             self._begin("reset_offsets")
         else:
-            self._change("reset_offsets", group=group, topic=topic, to=to, timestamp_ms=timestamp_ms, offset=offset,
-                         queue=queue)  # fmt: skip
-        new = offset if offset is not None else 100 if to == "earliest" else 250
+            arguments = {name: one for name, one in vars(a).items() if name not in ("self", "dry_run")}
+            self._change("reset_offsets", **arguments)
+        new = a.offset if a.offset is not None else 100 if a.to == "earliest" else 250
         return NewOffsets(dict.fromkeys(queues, new), {one: 120 if one.queue_id else None for one in queues})
 
     def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
@@ -418,55 +399,32 @@ class FakeCluster:
 
     # Messages
 
-    def browse(
-        self,
-        topic: str,
-        *,
-        queue: MessageQueue | None = None,
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        begin_offset: int | None = None,
-        newest_first: bool = True,
-        tags: str = "*",
-        contains: str = "",
-        limit: int = 50,
-        max_scanned: int = 10_000,
-        max_ms: int = 5_000,
-        cursor: str | None = None,
-        whole_bodies: bool = True,
-    ) -> Page:
+    @as_in(Admin.browse)
+    def browse(self, a: Any) -> Page:
         self._begin("browse")
-        self._row(topic)
+        self._row(a.topic)
         found = [
             message
-            for message in self.messages.get(topic, [])
-            if has_text(message, contains.encode())
-            and (queue is None or message.queue == queue)
-            and tags in ("*", "", message.tags)
-            and (begin_offset is None or message.queue_offset >= begin_offset)
-            and (begin_ms is None or message.store_timestamp_ms >= begin_ms)
-            and (end_ms is None or message.store_timestamp_ms < end_ms)
+            for message in self.messages.get(a.topic, [])
+            if has_text(message, a.contains.encode())
+            and (a.queue is None or message.queue == a.queue)
+            and a.tags in ("*", "", message.tags)
+            and (a.begin_offset is None or message.queue_offset >= a.begin_offset)
+            and (a.begin_ms is None or message.store_timestamp_ms >= a.begin_ms)
+            and (a.end_ms is None or message.store_timestamp_ms < a.end_ms)
         ]
-        if newest_first:
+        if a.newest_first:
             found.reverse()
-        start = int(cursor or 0)
-        part = found[start : start + limit]
+        start = int(a.cursor or 0)
+        part = found[start : start + a.limit]
         more = start + len(part) < len(found)
         return Page(tuple(part), str(start + len(part)) if more else None, len(part), more)
 
-    def query_by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        max_messages: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
-        broker_name: str | None = None,
-    ) -> list[MessageExt]:
+    @as_in(Admin.query_by_key)
+    def query_by_key(self, a: Any) -> list[MessageExt]:
         self._begin("query_by_key")
-        self._row(topic)
-        return [message for message in self.messages.get(topic, []) if key in message.keys][-max_messages:]
+        self._row(a.topic)
+        return [message for message in self.messages.get(a.topic, []) if a.key in message.keys][-a.max_messages :]
 
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
         self._begin("query_by_id")
@@ -477,17 +435,17 @@ class FakeCluster:
             if message_id in (message.message_id, message.offset_message_id)
         ]
 
-    def pull(
-        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
-    ) -> PullResult:
-        """Pull messages from `offset` on. A queue may have gaps, as after a deletion: the next message then has a later
-        offset."""
+    @as_in(Admin.pull)
+    def pull(self, a: Any) -> PullResult:
+        """Offsets of a queue may have gaps, as after a deletion: the next message is at a later offset then."""
         self._begin("pull")
-        self._row(queue.topic)
-        found = [one for one in self.messages.get(queue.topic, []) if one.queue == queue and one.queue_offset >= offset]
+        self._row(a.queue.topic)
+        found = [
+            one for one in self.messages.get(a.queue.topic, []) if one.queue == a.queue and one.queue_offset >= a.offset
+        ]
         if not found:
-            raise OffsetOutOfRangeError(str(queue), offset, 0, offset)
-        return PullResult(PullStatus.FOUND, tuple(found[:max_messages]), offset + 1, 0, offset + len(found))
+            raise OffsetOutOfRangeError(str(a.queue), a.offset, 0, a.offset)
+        return PullResult(PullStatus.FOUND, tuple(found[: a.max_messages]), a.offset + 1, 0, a.offset + len(found))
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         self._begin("message_track")
@@ -496,40 +454,25 @@ class FakeCluster:
             MessageTrack("reports", TrackState.CONSUMED),
         ]
 
-    def send(
-        self, message: Message, *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
-    ) -> SendResult:
-        self._row(message.topic)
-        self._change("send", message=message)
-        queue = self._queues(message.topic)[0]
-        stored = self.messages.setdefault(message.topic, [])
+    @as_in(Producer.send)
+    def send(self, a: Any) -> SendResult:
+        self._row(a.message.topic)
+        self._change("send", message=a.message)
+        queue = self._queues(a.message.topic)[0]
+        stored = self.messages.setdefault(a.message.topic, [])
         sent = fake_message(
-            message.topic, message.body, queue_offset=1_000 + len(stored), broker_name=queue.broker_name,
-            tags=message.tags, keys=tuple(message.keys), properties=message.properties,
+            a.message.topic, a.message.body, queue_offset=1_000 + len(stored), broker_name=queue.broker_name,
+            tags=a.message.tags, keys=tuple(a.message.keys), properties=a.message.properties,
         )  # fmt: skip
         stored.append(sent)
         return SendResult(SendStatus.SEND_OK, sent.message_id, sent.offset_message_id, queue, sent.queue_offset)
 
-    def replay(
-        self,
-        topic: str,
-        *,
-        key: str | None = None,
-        ids: Sequence[str] = (),
-        begin_ms: int | None = None,
-        end_ms: int | None = None,
-        to_topic: str | None = None,
-        to_group: str | None = None,
-        name: str = "",
-        max_messages: int = REPLAY_MAX_MESSAGES,
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> Replay:
-        assert to_group is not None
-        self._group(to_group)
-        self._change("replay", topic=topic, ids=ids, to_group=to_group)
-        return Replay(f"%RETRY%{to_group}", 1, 1, 0, True)
+    @as_in(Admin.replay)
+    def replay(self, a: Any) -> Replay:
+        assert a.to_group is not None
+        self._group(a.to_group)
+        self._change("replay", topic=a.topic, ids=a.ids, to_group=a.to_group)
+        return Replay(f"%RETRY%{a.to_group}", 1, 1, 0, True)
 
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100

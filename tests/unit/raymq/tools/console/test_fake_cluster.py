@@ -22,6 +22,8 @@ def parameters(call: object) -> list[tuple[str, object, object]]:
 
 
 FAKE = {name: call for name, call in calls(FakeCluster).items() if name != "console_cluster"}
+WRITTEN_OUT = {name: call for name, call in FAKE.items() if call.__name__ == name}
+"""The calls that have not their arguments from the real ones (as_in)."""
 
 
 def test_every_call_of_the_control_is_there():
@@ -29,7 +31,7 @@ def test_every_call_of_the_control_is_there():
     assert calls(ClusterControl).keys() <= FAKE.keys()
 
 
-@pytest.mark.parametrize("name", sorted(FAKE))
+@pytest.mark.parametrize("name", sorted(WRITTEN_OUT))
 def test_a_call_takes_the_same_arguments(name: str):
     real = next(calls(kind)[name] for kind in (ClusterControl, Admin, Producer) if name in calls(kind))
     assert parameters(FAKE[name]) == parameters(real)
