@@ -216,7 +216,7 @@ def _wake(loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[None]]) 
     try:
         loop.call_soon_threadsafe(settle)
     except RuntimeError:
-        logger.debug("an event loop was closed while sends were under way")
+        logger.debug("an event loop was closed before its sends ended")
 
 
 def _call(callback: Callable[[Any], object], future: Any) -> None:

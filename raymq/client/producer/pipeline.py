@@ -19,7 +19,7 @@
       cut       The messages become parts that fit in one request (raymq.client.producer.send_parts). Delayed messages
                 become parts of their own, for the queues in which they wait.
       join      A single message joins the batch that waits in its queue, if it may.
-      at once   The caller sends the batch in its own thread, if nothing is under way to the broker.
+      at once   The caller sends the batch in its own thread, if nothing is in flight to the broker.
       queue     Otherwise the batch waits for the sender's thread (raymq.client.producer.senders.sender), which encodes
                 it, sends it, and retries it.
     wait      The caller waits for the Completion of its batch (raymq.client.producer.completion), or gets a future.
@@ -98,7 +98,7 @@ class SendPipeline:
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
-        """`routes` knows topics by their names in the namespace `names`. The other arguments are those of Producer."""
+        """`routes` finds topics by their names in the namespace `names`. The other arguments are those of Producer."""
         self.settings = settings
         self._routes, self._clock = routes, clock
         self._watching = [observer for observer in observers if observer.watches]
@@ -145,7 +145,7 @@ class SendPipeline:
     ) -> PlacedSend:
         """Take messages of one topic along the whole path. Waits up to `timeout_s` for the route, and again for space.
 
-        `together`: all messages must go to one queue. `at_once`: send in this thread if nothing is under way to the
+        `together`: all messages must go to one queue. `at_once`: send in this thread if nothing is in flight to the
         broker; on return, that send has ended, or the sender's thread continues it.
         """
         topic = self.check(messages)

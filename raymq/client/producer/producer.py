@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _MARGIN_S: Final = 5.0
-"""Time that a waiting `send` allows the sender thread beyond its timeout and the attempt under way."""
+"""The time in seconds that a waiting `send` allows the sender thread beyond its timeout and the last attempt."""
 
 REQUEST_TIMEOUT_S: Final = 3.0
 """The default time for a request and its reply, as in RocketMQ."""

@@ -71,7 +71,7 @@ class Destination:
                 "say where a message goes by one of sharding_key, queue and selector, not by two"
             )
         if self.argument is not None and self.selector is None:
-            raise InvalidArgumentError("an argument is for a selector, and there is none")
+            raise InvalidArgumentError("argument= is for a selector: give selector=, or leave argument= out")
 
     @property
     def fixed(self) -> bool:

@@ -63,7 +63,7 @@ class SingleSends:
         self._closed = False
 
     def send(self, message: Message, where: DestinationOptions, timeout_s: float) -> SendResult | Completion | None:
-        """Send a message in this thread, if it has a turn and nothing is under way to the broker.
+        """Send a message in this thread, if it has a turn and nothing is in flight to the broker.
 
         Returns its result; or a Completion, if the sender's thread continues the send; or None if the message must go
         the whole path: nothing is changed then.

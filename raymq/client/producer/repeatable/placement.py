@@ -54,7 +54,7 @@ class RowRange(NamedTuple):
         """The sequence after the last row's sequence."""
         return self.first_sequence + len(self.messages)
 
-    def behind(self, sequence: int) -> RowRange | None:
+    def rows_from(self, sequence: int) -> RowRange | None:
         """Return the rows from `sequence` on; None if no rows are left."""
         if sequence <= self.first_sequence:
             return self
@@ -174,5 +174,5 @@ def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
     if len(ahead_ms) and not fixed and ahead_ms[row] > TIMER_ROLL_MS:
         raise InvalidArgumentError(
             f"row {row} has a deliver_time more than a day ahead: a write that may be repeated takes such rows only if "
-            "it is told the time from which it counts (now_ms), the same in each repeat"
+            "it is given the time from which it counts (now_ms), the same in each repeat"
         )

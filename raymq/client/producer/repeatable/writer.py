@@ -142,7 +142,7 @@ class RepeatableWriter(Closing):
         for first in range(0, rows.count, TABLE_SLICE_ROWS):
             due = None if times is None else times.slice(first, TABLE_SLICE_ROWS)
             for part in self._placement.place(*rows.read(first, TABLE_SLICE_ROWS), due):
-                left = part.behind(self._known.get(part.stored, 0))
+                left = part.rows_from(self._known.get(part.stored, 0))
                 self._left_out += len(part.messages) - (0 if left is None else len(left.messages))
                 if left is not None:
                     self._hand_over(route, left)
@@ -211,7 +211,7 @@ class RepeatableWriter(Closing):
             known = self._stored.ask({part.stored for part in failed}, SEQUENCES_CALL_TIMEOUT_S)
         except RaymqError as error:
             raise failure from error
-        left = [rest for part in failed if (rest := part.behind(known[part.stored])) is not None]
+        left = [rest for part in failed if (rest := part.rows_from(known[part.stored])) is not None]
         before, after = _rows_of(failed), _rows_of(left)
         if after == before:
             raise failure

@@ -1,7 +1,7 @@
 """SendQueues: the queues of one sender, with the batches that wait and the flights that are in flight.
 
-No decision is made here: raymq.client.producer.senders.send_state decides what is taken, and what follows from an
-answer. All methods are called with the producer's lock.
+This module decides nothing: SendState decides what is taken, and what follows from an answer. All methods are called
+with the producer's lock.
 """
 
 from __future__ import annotations
