@@ -1,4 +1,4 @@
-"""What a raymq from before the wings of raymq/ wrote, stored or pickled: tests/fixtures/raymq-before-wings."""
+"""Values that a raymq from before the wings of raymq/ wrote, stored or pickled: tests/fixtures/raymq-before-wings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ VALUES: dict[str, Any] = {
     "credentials": raymq.Credentials("me", "a long secret"),
 }
 NOT_PUBLIC = {"settings of a cluster": ClusterSettings, "options of a store": StoreOptions, "a route": TopicRoute}
-"""Arguments of actors' constructors, and answers. Their classes get fields with time, so only the class is compared."""
+"""Arguments of actors' constructors, and answers. Their classes gain fields with time, so only the class is
+compared."""
 NAME_SERVER = "the class of a NameServer"
 START_AGAIN = """
 import base64, pickle, sys
@@ -41,7 +42,7 @@ print(kind.__name__, sys.path[0])
 
 
 def unpickled(name: str) -> Any:
-    """The value that an earlier raymq pickled under this name."""
+    """Return the value that an earlier raymq pickled under this name."""
     return pickle.loads(base64.b64decode(PICKLES[name]))
 
 
@@ -53,7 +54,7 @@ def test_a_public_name_that_was_pickled_is_the_public_name(name: str) -> None:
         assert str(found)
         assert found.code == public.code
     else:
-        assert found == public  # and not `is`: a few names are types such as Callable[[...], None]
+        assert found == public  # not `is`: a few names are types such as Callable[[...], None]
 
 
 @pytest.mark.parametrize("name", VALUES)

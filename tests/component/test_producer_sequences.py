@@ -1,4 +1,4 @@
-"""A store says how far a producer's rows are stored: also after a restart, a crash, a failover, and retention."""
+"""A store returns how far a producer's rows are stored, also after a restart, a crash, a failover, and retention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUEUES = [("orders", 0), ("orders", 1), ("orders", 7), ("nowhere", 0)]
 
 
 def fill(store: MessageStore) -> None:
-    """Producer "p" with epoch 3 stores 60 rows in queue 0, between others' rows, and 5 rows in queue 1."""
+    """Store 60 rows of producer "p" with epoch 3 in queue 0, between others' rows, and 5 rows in queue 1."""
     for first in range(0, 60, 6):
         store.append([make_batch([b"x"] * 6, producer=("p", 3, first))])
         store.append([make_batch([b"other"], producer=("q", 0, first))])
@@ -32,7 +32,7 @@ def filled(tmp_path):
     store.close()
 
 
-def test_it_says_so_for_each_queue(filled):
+def test_the_store_returns_the_next_sequence_of_each_queue(filled):
     assert filled.queues.next_sequences("p", 3, QUEUES) == [60, 5, 0, 0]
     assert filled.queues.next_sequences("nobody", 3, QUEUES) == [0, 0, 0, 0]
 
@@ -45,7 +45,7 @@ def test_a_newer_epoch_has_stored_nothing_and_an_older_one_is_fenced(filled):
 
 @pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("stopped", ["closed", "killed"])
-def test_it_knows_after_a_restart(tmp_path, filled, stopped, snapshot):
+def test_the_next_sequences_survive_a_restart(tmp_path, filled, stopped, snapshot):
     root = tmp_path / "store"
     if stopped == "killed":
         root = killed_copy(root, tmp_path / "killed")
@@ -58,7 +58,7 @@ def test_it_knows_after_a_restart(tmp_path, filled, stopped, snapshot):
     store.close()
 
 
-def test_another_replica_knows(tmp_path, filled):
+def test_another_replica_returns_the_same_sequences(tmp_path, filled):
     copy = open_store(tmp_path / "copy")
     while data := filled.chunks.read_chunk(copy.status().max_physical_offset, 3000):
         assert copy.chunks.append_chunk(copy.status().max_physical_offset, data)

@@ -1,4 +1,4 @@
-"""Filter expressions in a store's fetches, its long polls, and its mapped files."""
+"""Filter expressions in a store's fetches, long polls and mapped files."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def append(store: MessageStore, properties: list[dict[str, str]], first: int = 0
 
 
 def priced(count: int, every: int) -> list[dict[str, str]]:
-    """Messages of which one in `every` passes RARE, the first one first."""
+    """Return the properties of `count` messages. One in `every` passes RARE, beginning with the first."""
     return [{"price": str(6 if row % every == 0 else row % 6), "region": "eu"} for row in range(count)]
 
 
 def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[list[int], int]:
-    """The offsets of all messages that pass, read to the end of the queue, and how many bytes were returned."""
+    """Read to the queue's end. Returns the offsets of all messages that pass, and the number of returned bytes."""
     offset, found, moved = 0, list[int](), 0
     end = store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -60,7 +60,7 @@ def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[l
 
 
 @pytest.mark.parametrize("max_messages", [1, 7, 1000])
-def test_a_fetch_returns_what_passes_and_moves_past_the_rest(tmp_path: Path, max_messages: int) -> None:
+def test_a_fetch_returns_matching_messages_and_skips_the_others(tmp_path: Path, max_messages: int) -> None:
     with closing(open_store(tmp_path)) as store:
         for first in range(0, 3_000, 500):
             append(store, priced(500, 100), first)
@@ -69,7 +69,7 @@ def test_a_fetch_returns_what_passes_and_moves_past_the_rest(tmp_path: Path, max
         assert moved < 10_000
 
 
-def test_a_fetch_may_be_for_other_messages_than_its_neighbour(tmp_path: Path) -> None:
+def test_fetches_of_one_request_may_have_different_filters(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         append(store, priced(10, 5))
         requests = [FetchRequest("orders", 0, 0, 100, None, sql) for sql in (RARE, None, "price IS NULL", "price = x")]
@@ -85,17 +85,17 @@ def test_an_expression_that_does_not_compile_is_refused(tmp_path: Path) -> None:
             store.fetch([FetchRequest("orders", 0, 0, 100, None, "price != 5")], max_bytes=1 << 20, wait_s=0)
 
 
-def test_one_fetch_looks_at_a_bounded_number_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_fetch_scans_a_bounded_number_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "_FILTER_UNITS", 300)
     with closing(open_store(tmp_path)) as store:
         append(store, priced(1_000, 2_000))
         request = FetchRequest("orders", 0, 1, 10, None, RARE)
-        # It does not wait, though it found nothing: there is more to look through.
+        # it finds nothing, but does not wait, because more messages follow
         [result] = store.fetch([request], max_bytes=1 << 20, wait_s=60)
         assert (result.status, result.next_offset, result.count) == (PullStatus.NO_MATCHED_MESSAGE, 301, 0)
 
 
-def test_one_fetch_looks_at_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_fetch_scans_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "_FILTER_BYTES", 50_000)
     with closing(open_store(tmp_path)) as store:
         append(store, priced(1_000, 2_000))
@@ -105,12 +105,12 @@ def test_one_fetch_looks_at_a_bounded_number_of_bytes(tmp_path: Path, monkeypatc
 
 
 def result_size(store: MessageStore) -> int:
-    """The size of the first record."""
+    """Return the size of the first record."""
     [result] = store.fetch([FetchRequest("orders", 0, 0, 1)], max_bytes=1 << 20, wait_s=0)
     return len(result.records)
 
 
-def test_a_fetch_of_no_bytes_says_where_the_next_match_is(tmp_path: Path) -> None:
+def test_a_fetch_of_no_bytes_returns_the_offset_of_the_next_match(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         append(store, priced(100, 40))
         [result] = store.fetch([FetchRequest("orders", 0, 1, 10, None, RARE)], max_bytes=0, wait_s=0)
@@ -136,14 +136,14 @@ def test_a_long_poll_waits_for_a_message_that_passes(tmp_path: Path) -> None:
         assert decode_records(result.records, broker_name="broker-a")[0].queue_offset == result.next_offset - 1 == 500
 
 
-def test_a_long_poll_that_ends_says_how_far_it_has_looked(tmp_path: Path) -> None:
+def test_a_long_poll_that_times_out_returns_how_far_it_has_scanned(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         append(store, priced(10, 100))
         [result] = store.fetch([FetchRequest("orders", 0, 1, 10, None, RARE)], max_bytes=1 << 20, wait_s=0.05)
         assert (result.status, result.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, 10)
 
 
-def test_mapped_files_show_only_what_passes(tmp_path: Path) -> None:
+def test_a_reader_of_mapped_files_returns_only_matching_messages(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         append(store, priced(1_000, 100))
         settings = small_settings(tmp_path)

@@ -1,7 +1,7 @@
-"""One call of each public method that runs aside, for aside_program: its arguments, what it needs, what it leaves.
+"""One call of each public method that runs aside, for aside_program: its arguments, preparation and effect.
 
-The objects are those of a real client over the servers of tests.support.clusters.local_cluster. A method that gets a
-line in a class needs a line here.
+The objects belong to a real client over the servers of tests.support.clusters.local_cluster. Each public method of a
+class needs a line here.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ROWS: Final = pa.table({"body": [b"row 1", b"row 2"]})
 
 
 def nothing() -> None:
-    """No preparation, or nothing to look at."""
+    """Do nothing: no preparation is necessary, or nothing is left to check."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call, what is done before each try and after it, and the error that it ends with if nobody interrupts it."""
+    """A call, the steps before and after each try, and the error of an uninterrupted call."""
 
     call: Callable[[], object]
     before: Callable[[], object] = nothing
@@ -89,14 +89,14 @@ class World:
         self.consumer.subscribe(TOPIC)
         self.message = self.works()
         self.new: Any = None
-        """What `before` has made for the call."""
+        """The object that `before` has made for the call."""
 
     def name(self, what: str) -> str:
-        """A name that nothing has yet."""
+        """Return an unused name."""
         return f"{what}-{next(self._numbers)}"
 
     def works(self) -> MessageExt:
-        """Send a message and poll until it comes."""
+        """Send a message and poll until it arrives."""
         body = self.name("works").encode()
         self.producer.send(Message(TOPIC, body, keys=["k"]))
         until_s = time.monotonic() + WAIT_S
@@ -108,7 +108,7 @@ class World:
         raise AssertionError(f"{body!r} did not come")
 
     def make(self, what: Callable[[], object]) -> Callable[[], None]:
-        """A preparation whose result is `new`."""
+        """Return a preparation that stores the result of `what` in `new`."""
 
         def prepare() -> None:
             self.new = what()
@@ -119,7 +119,7 @@ class World:
         self.new.close()
 
     def on_new(self, method: str) -> Callable[[], object]:
-        """A call of a method of what is new by then."""
+        """Return a call of a method of the object in `new`."""
 
         def call() -> object:
             return getattr(self.new, method)()
@@ -151,7 +151,7 @@ class World:
             return client
 
         def closed() -> None:
-            """What the client had made is closed, whoever came first."""
+            """Check that the client's objects are closed, whether the client or the call closed them."""
             self.new.close()
             eventually(lambda: not self.new._open, "all of a closed client is closed", WAIT_S)
 
@@ -189,7 +189,7 @@ class World:
             "flush": Case(producer.flush, lambda: producer.send_oneway(Message(TOPIC, b"flushed"))),
             "recall": Case(lambda: producer.recall(TOPIC, "no-handle"), error=RecallError),
             "reply": Case(lambda: producer.reply(self.message, b"!"), error=raymq.CreateReplyMessageError),
-            # On a loaded machine 50 ms may be too short for the request itself.
+            # on a loaded machine 50 ms may be too short for the request itself
             "request": Case(
                 lambda: producer.request(request, timeout_s=0.05), error=(RequestTimeoutError, SendUnknownError)
             ),
@@ -240,7 +240,7 @@ class World:
             admin.create_topic(self.new, queues=1)
 
         def is_there() -> None:
-            """Whoever came first, the topic is created, and creating it again is no error."""
+            """Create the topic again, which succeeds whether or not the interrupted call created it."""
             admin.create_topic(self.new, queues=1)
 
         def named() -> str:
@@ -408,10 +408,11 @@ class World:
 
         def lease() -> None:
             send()
-            self.new = receive(INVISIBLE_S)  # nobody may have the lease after the interrupt
+            self.new = receive(INVISIBLE_S)  # no caller gets the lease after the interrupt
 
         def settled() -> None:
-            """Nothing stays leased: what the interrupted call had, or gave back, is received and acknowledged."""
+            """Check that nothing stays leased: the messages of the interrupted call can be received and
+            acknowledged."""
             while self.lag("receiving", "leases"):
                 consumer.ack(receive())
 
@@ -450,7 +451,7 @@ class World:
             return self.new.push_consumer("starting").subscribe(TOPIC).on_message(hear).start()
 
         def nothing_runs() -> None:
-            """The instance that nobody has a handle of ends with its client."""
+            """Check that an instance without a handle ends with its client."""
             self.new.close()
             eventually(lambda: not self.instances("starting"), "the end of what was started", WAIT_S)
 
@@ -503,7 +504,7 @@ class World:
             return connection.tell(state, state.encode())
 
         def consuming() -> None:
-            """A consumer that nobody has is closed with its connection."""
+            """Check that a consumer without a handle is closed with its connection."""
             self.new.close()
             eventually(lambda: not self.new._client._open, "the end of the consumer", WAIT_S)
 

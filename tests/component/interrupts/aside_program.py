@@ -1,8 +1,8 @@
-"""Interrupts the caller of each public method that runs aside: at each of its own points, and while it waits.
+"""Interrupts the caller of each public method that runs aside: at each point of its own code, and while it waits.
 
-The call itself runs in a helper thread, where no handler runs. So it goes on to its end, or never began; what may be
-lost is its result, and what that stands for must not stay taken. After each interrupt the same client sends and polls,
-and what the case says holds. Prints the points by kind and call.
+The call itself runs in a helper thread, where no handler runs. So the call completes, or never begins. Its result may
+be lost, but the resources behind the result must not stay taken. After each interrupt the same client sends and polls,
+and the case's check passes. The program prints the number of points by kind and call.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""A call is done when it ended so often before its point came."""
+"""A call is done after ending this many times before its point came."""
 HELPERS_MOST = 3
-"""More helpers than that at the end are threads that were lost."""
+"""More helpers than this at the end are lost threads."""
 ASYNC = {"AsyncPullConsumer"}
 """The kinds that async_program interrupts."""
 
 
 class SignallingCall(parallel._HelperCall):
-    """A call in a helper that signals the main thread, which waits for it, at `moment`."""
+    """A call in a helper that signals the waiting main thread at `moment`."""
 
     moment = ""
     handled = threading.Event()
@@ -97,8 +97,10 @@ class Program:
         os._exit(0)  # servers run in this process
 
     def try_all(self, name: str, case: Case, *, is_first: bool) -> int:
-        """Interrupt a call at each point; the number of interrupts. `is_first`: also while no helper is idle, so that
-        the call starts one."""
+        """Interrupt a call at each point. Returns the number of interrupts.
+
+        `is_first`: also interrupt while no helper is idle, so that the call starts one.
+        """
         self.end_alone(name, case)
         count = 0
         for is_cold in (False, True)[: 1 + is_first]:
@@ -114,7 +116,8 @@ class Program:
         return count
 
     def one(self, name: str, case: Case, attempt: Callable[[], bool], is_cold: bool) -> bool:
-        """Make a call that is interrupted, and see that all goes on. False if its point did not come."""
+        """Make a call that is interrupted, and check that the client still works. Returns False if its point did not
+        come."""
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         case.before()
         if is_cold:
@@ -146,7 +149,7 @@ class Program:
         return False
 
     def end_alone(self, name: str, case: Case) -> None:
-        """A call that nobody interrupts ends as the case says."""
+        """Make a call without an interrupt, and check that it ends as the case says."""
         case.before()
         raised: BaseException | None = None
         try:
@@ -161,7 +164,7 @@ class Program:
 
 
 def helpers() -> int:
-    """The number of helper threads."""
+    """Return the number of helper threads."""
     return sum(thread.name == "raymq-aside" for thread in threading.enumerate())
 
 

@@ -1,11 +1,11 @@
-"""Cancels each call of the clients for asyncio at each of its awaits, and raises at each point of its coroutine.
+"""Cancels each call of the asyncio clients at each of its awaits, and raises at each point of its coroutine.
 
     cancel      the task is cancelled when it awaits for the n-th time
     error       a signal handler raises an Exception at the n-th point of raymq's code on the loop
     interrupt   a signal handler raises a BaseException there, which ends the loop, as ctrl-C does
 
-After each of them the same consumer polls, and no message was skipped; the same producer sends, and no message is
-stored twice. Prints the points by kind and call.
+After each interrupt the same consumer polls without skipping a message, and the same producer sends without storing a
+message twice. The program prints the number of points by kind and call.
 """
 
 from __future__ import annotations
@@ -46,18 +46,21 @@ TOPIC, BROKER = "orders", "broker-a"
 Q0, Q1 = MessageQueue(TOPIC, BROKER, 0), MessageQueue(TOPIC, BROKER, 1)
 
 LOOP_CALLBACKS = frozenset({"settle"})
-"""Functions that wake coroutines by futures of the loop (raymq.client.producer.completion). `Future.set_result` runs
-Python code of asyncio. A handler that raises there leaves a future that has ended and wakes nobody."""
+"""Functions that wake coroutines through futures of the loop (raymq.client.producer.completion).
+
+`Future.set_result` runs Python code of asyncio. A handler that raises there leaves a finished future that wakes no
+coroutine.
+"""
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Interrupt(KeyboardInterrupt):
-    """What the handler raises in the way "interrupt"."""
+    """The handler's exception in the way "interrupt"."""
 
 
 class Cancelling:
-    """Awaits a coroutine, and has its task cancelled when it awaits something for the n-th time."""
+    """Awaits a coroutine, and cancels its task when it awaits for the n-th time."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
         self._coroutine, self._left = coroutine, at
@@ -82,7 +85,7 @@ class Cancelling:
             except BaseException as error:
                 try:
                     steps.throw(error)
-                except StopIteration as ended:  # its time was over just then
+                except StopIteration as ended:  # its timeout ended at that moment
                     return ended.value
                 raise AssertionError("an await that was cancelled goes on") from None
 
@@ -90,7 +93,8 @@ class Cancelling:
 class Program:
     def __init__(self, root: Path, where: str) -> None:
         start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"})
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it logs what handlers raise in callbacks
+        # asyncio logs exceptions that handlers raise in callbacks
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.mq = raymq.connect()
         self.mq.admin.create_topic(TOPIC, queues=2)
         self.mq.admin.create_topic("leases", queues=1)
@@ -104,9 +108,9 @@ class Program:
         self.sent: set[bytes] = set()
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """The messages that the program has got in a call that goes on; read when no handler runs."""
+        """The messages that a running call has returned; read when no handler runs."""
 
-    # What is done after each interrupt
+    # Steps after each interrupt
 
     def send(self, topic: str = TOPIC) -> bytes:
         body = b"%d" % next(self.numbers)
@@ -114,30 +118,30 @@ class Program:
         return body
 
     def append(self) -> bytes:
-        """Send a message that the pull consumer has to return."""
+        """Send a message that the pull consumer must return."""
         body = self.send()
         self.sent.add(body)
         return body
 
     def poll_all(self, consumer: AsyncPullConsumer) -> None:
-        """Poll until everything that was sent has come."""
+        """Poll until every sent message has arrived."""
         self.append()
         until_s = time.monotonic() + WAIT_S
         while self.polled != self.sent:
             assert time.monotonic() < until_s, f"{len(self.sent - self.polled)} messages were skipped"
-            consumer.resume(consumer.paused())  # a pause whose caller was interrupted may come at any time
+            consumer.resume(consumer.paused())  # a pause whose caller was interrupted may take effect at any time
             self.note(self.finish(consumer.poll(500, 0.2)))
         self.finish(consumer.commit())
 
     def note(self, result: Any) -> None:
-        """Messages that a call has returned."""
+        """Note messages that a call has returned."""
         if isinstance(result, list):
             self.polled.update(message.body for message in result)
         elif hasattr(result, "column"):
             self.polled.update(result.column("body").to_pylist())
 
     def finish(self, coroutine: Awaitable[Any]) -> Any:
-        """The result of a coroutine that nobody interrupts."""
+        """Return the result of a coroutine without interrupting it."""
 
         async def run() -> Any:
             return await coroutine
@@ -147,7 +151,7 @@ class Program:
     # The interrupts
 
     def cancelled(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Cancel a call at its n-th await. True if it had that many, and what it returned otherwise."""
+        """Cancel a call at its n-th await. Returns whether the call reached it, and else the call's result."""
         awaiting = Cancelling(call(), point)
 
         async def run() -> Any:
@@ -160,8 +164,11 @@ class Program:
             return True, None
 
     def raised(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Have the handler raise at the n-th point of a call. True if it came to that, and what it returned if it did
-        all the same, because the exception ended another callback of the loop."""
+        """Make the handler raise at the n-th point of a call. Returns whether the call reached the point, and its
+        result.
+
+        A call has a result despite the exception if the exception ended another callback of the loop.
+        """
         tasks: list[asyncio.Task[Any]] = []
 
         def run() -> None:
@@ -169,14 +176,14 @@ class Program:
             self.loop.run_until_complete(tasks[0])
 
         interrupted = self.interrupter.call(run, point)
-        if not tasks:  # it was interrupted before there was a coroutine
+        if not tasks:  # interrupted before a coroutine existed
             assert interrupted
             return True, None
         [task] = tasks
-        # A loop that an interrupt has ended may stop once more for that call, or for a task that waits for it.
+        # A loop that an interrupt has ended may stop once more for that call, or for a task that waits for the call.
         with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
-        if not task.done():  # the exception has ended the loop: as asyncio.run does then
+        if not task.done():  # the exception has ended the loop: do as asyncio.run does
             task.cancel()
             self.finish(asyncio.wait([task]))
         if task.cancelled() or task.exception() is not None:
@@ -244,7 +251,7 @@ class Program:
             return [await anext(messages)]
 
         async def seek() -> None:
-            """To where it is, so that nothing is skipped."""
+            """Seek to the present position, so that nothing is skipped."""
             await consumer.seek(Q0, consumer.position(Q0))
 
         calls: dict[str, Call] = {
@@ -274,7 +281,7 @@ class Program:
         self.finish(consumer.close())
 
     def producing(self) -> None:
-        """After each interrupt the producer sends, and keeps no space in its buffer. No message is stored twice."""
+        """After each interrupt the producer sends, and its buffer is empty. No message is stored twice."""
         self.mq.admin.create_topic("produced", queues=1)
         self.mq.admin.create_topic("requests", queues=1)
         [request] = self.pull_one()
@@ -289,10 +296,10 @@ class Program:
             acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
             self.finish(producer.flush())
             buffer = producer._pipeline.buffer
-            # A helper may hand over the message of the interrupted call now.
+            # a helper may send the message of the interrupted call now
             eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
             eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
-            # Another send may share the fetch of a route, so it goes on when one of them is cancelled.
+            # another send may share the fetch of a route, so it continues when one of them is cancelled
             fetching = [task for task in producer._fetching.values() if not task.done()]
             assert not fetching or not self.finish(asyncio.wait(fetching, timeout=WAIT_S))[1], "a fetch never ends"
 
@@ -319,7 +326,7 @@ class Program:
             "send_table": table,
             "flush": producer.flush,
             "recall": lambda: refused(producer.recall("produced", "no-handle"), RecallError),
-            # On a loaded machine 50 ms may be too short for the request itself.
+            # on a loaded machine 50 ms may be too short for the request itself
             "request": lambda: refused(
                 producer.request(message("requests"), timeout_s=0.05), RequestTimeoutError, SendUnknownError
             ),
@@ -341,7 +348,7 @@ class Program:
         consumer.close()
 
     def pull_one(self) -> list[Any]:
-        """A message, which a consumer of its own returns."""
+        """Return a message, received by a new consumer."""
         self.send("requests")
         with self.mq.pull_consumer("one", consume_from=FIRST) as consumer:
             consumer.subscribe("requests")
@@ -354,7 +361,7 @@ class Program:
         return self.finish(make())
 
     def closing_producers(self) -> None:
-        """A producer whose close is interrupted can be closed, and has sent what was handed over."""
+        """A producer whose close is interrupted can be closed again, and has sent every message."""
         made: list[AsyncProducer] = []
 
         def before() -> None:
@@ -398,7 +405,7 @@ class Program:
             return self.send("leases")
 
         def lease() -> None:
-            """Lease a message; nobody may have the lease after the interrupt, so it is short."""
+            """Lease a message briefly, because no caller may have the lease after the interrupt."""
             send()
             until_s = time.monotonic() + WAIT_S
             while not (messages := self.finish(consumer.receive(32, INVISIBLE_S, wait_s=0.2))):
@@ -436,7 +443,7 @@ class Program:
         self.finish(consumer.close())
 
     def closing(self, kind: str, make: Callable[[], Any]) -> None:
-        """A consumer whose close is interrupted can be closed, and has no threads then."""
+        """A consumer whose close is interrupted can be closed again, and then has no threads."""
         made: list[Any] = []
 
         def before() -> None:

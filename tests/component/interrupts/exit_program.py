@@ -1,4 +1,4 @@
-"""A program that ends while a `close`, whose caller was interrupted, goes on in its helper thread."""
+"""A program that ends while a `close`, whose caller was interrupted, continues in its helper thread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.component.interrupts.interrupter import InterruptedByTestError
 from tests.support.clusters.local_cluster import start_cluster
 
 MARGIN_S = 0.5
-"""The process would have ended long before, if nothing waited."""
+"""Without a wait the process would have ended long before."""
 ending = threading.Event()
 
 
 class Slow:
-    """Something that a client closes, which takes until the process ends."""
+    """An object that a client closes, which takes until the process ends."""
 
     def close(self) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)

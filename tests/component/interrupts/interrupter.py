@@ -1,16 +1,17 @@
-"""Raises an exception out of a signal handler at each moment of a call, one after another.
+"""Raises an exception from a signal handler at each point of a call, one after another.
 
-CPython 3.11 runs signal handlers in the main thread only, and there at certain moments only: after a call of C code, at
-the start of a Python function, at a jump back. A trace function counts these moments, in raymq and what it calls, and
-makes the signal pending just before the n-th. So the handler runs exactly where a real signal's would. The moments:
+CPython 3.11 runs signal handlers only in the main thread, and only at certain points: after a call of C code, at the
+start of a Python function, at a jump back. A trace function counts these points in raymq and the code that it calls,
+and makes the signal pending just before the n-th. So the handler runs exactly where a real signal's handler would run.
+The points:
 
-    a call, a jump back     before the instruction. The handler runs in the function that is called, or after C code.
+    a call, a jump back     before the instruction. The handler runs in the called function, or after C code.
     the return of a         if C code called the function: a class that is instantiated, `next`, a call with *arguments.
     function                The handler runs when the C code has returned, and the result is lost.
-    the start of a          if no call led there, but an attribute, a `with`, a loop, an operator. The trace function
+    the start of a          if no call led to it, but an attribute, a `with`, a loop, an operator. The trace function
     function                itself raises, because the handler would have run just before.
 
-The signal is made pending by reading an attribute: a call in the trace function would itself run the handler.
+Reading an attribute makes the signal pending: a call in the trace function would itself run the handler.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ CHECKING = {
 """Instructions at which, or right after which, handlers run. PRECALL stands for the CALL that follows it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""The caller's instruction if C code has called a function for it: a Python call stands at the CACHE after its CALL."""
+"""The caller's instruction if C code has called a function for it: a Python call is at the CACHE after its CALL."""
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
 """The caller's instruction if one of CHECKING led to the function."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
-"""A RESUME with a smaller argument, of a function or a generator, looks for signals. One after an await does not."""
+"""A RESUME with a smaller argument, of a function or a generator, checks for signals. A RESUME after an await does
+not."""
 
 UNTRACED = (
     "_weakrefset.py",
@@ -46,8 +48,11 @@ UNTRACED = (
         for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
     ),
 )
-"""Code in which no handler runs here: the doubles of tests, servers that run in this process, libraries, and callbacks
-of weak references, which Python calls wherever it drops the last one, and whose exceptions it only prints."""
+"""Code in which no handler runs here: stand-ins of tests, servers in this process, libraries, and weak-reference
+callbacks.
+
+Python runs such a callback wherever it drops the last reference, and only prints its exceptions.
+"""
 
 
 PROGRAMS = os.path.join("component", "interrupts")
@@ -55,7 +60,7 @@ PROGRAMS = os.path.join("component", "interrupts")
 
 
 class InterruptedByTestError(Exception):
-    """The handler's exception; no RaymqError, as a time limit's."""
+    """The handler's exception, which is no RaymqError, like the exception of a time limit."""
 
 
 class _Signal(int):
@@ -68,22 +73,27 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 
 
 class Interrupter:
-    """Interrupts one call at its n-th point. With `inside`, points are only in code whose path has this part, and in
-    all that it calls: not in the event loop around it. No points are in functions named in `without`."""
+    """Interrupts one call at its n-th point.
+
+    With `inside`, points are only in code whose path has this part, and in code that it calls: not in the event loop
+    around it. Functions named in `without` have no points.
+    """
 
     def __init__(self, inside: str = "", without: frozenset[str] = frozenset()) -> None:
         self._inside, self._without = inside, without
         self.raises: type[BaseException] | None = None
-        """What the handler raises; None: an InterruptedByTestError."""
+        """The handler's exception; None for an InterruptedByTestError."""
         self._left = 0
         self.where = ""
         self.on_handled: Callable[[], None] = lambda: None
-        """Called by the handler before it raises."""
+        """The handler calls this before it raises."""
         signal.signal(signal.SIGUSR1, self._handle)
 
     def call(self, call: Callable[[], Any], point: int) -> bool:
-        """Make the call, interrupted at its `point`, from 1. False if it ended before. What the call itself raises is
-        raised, unless it was interrupted."""
+        """Make the call, interrupted at its `point`, from 1. Returns False if the call ended before.
+
+        Raises the call's own error unless the call was interrupted.
+        """
         self._left, self.where = point, ""
         sys.settrace(self._trace)
         try:
@@ -104,7 +114,7 @@ class Interrupter:
         raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
-        """True for code in UNTRACED folders, and for all that it calls; and for the program's own code."""
+        """Return whether the frame belongs to the program, to code in UNTRACED folders, or to code that they call."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
@@ -132,7 +142,7 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                and not (self._inside and self._is_untraced(back))  # the event loop, which gets what is awaited
+                and not (self._inside and self._is_untraced(back))  # the event loop, which gets the awaited objects
                 and self._is_point(frame, "the return of")
             ):
                 _SIGNAL.pending  # noqa: B018
@@ -140,13 +150,13 @@ class Interrupter:
 
     @staticmethod
     def _looks_at_start(frame: FrameType) -> bool:
-        """True if a function or generator looks for signals now, and no call led to it."""
+        """Return whether a function or generator checks for signals now, and no call led to it."""
         code, at, back = frame.f_code.co_code, frame.f_lasti, frame.f_back
         resumes = at >= 0 and code[at] == RESUME and code[at + 1] < RESUME_CHECKS
         return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL
 
     def _is_point(self, frame: FrameType, what: str) -> bool:
-        """Count a point; true if the handler runs there."""
+        """Count a point. Returns True if the handler runs there."""
         self._left -= 1
         if self._left:
             return False

@@ -1,6 +1,7 @@
-"""Interrupts each call of a producer at each of its points; its store is a real one behind real lanes.
+"""Interrupts each call of a producer at each of its points, over a real store and real lanes.
 
-After each interrupt the same producer sends, and what was acknowledged is stored once. Prints the points by call.
+After each interrupt the same producer sends, and every acknowledged message is stored once. The program prints the
+number of points by call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.support.stores.stores import open_store
 HANG_S = 60
 """A step that takes longer prints all stacks and ends the program."""
 UNINTERRUPTED = 3
-"""A call is done when it ended so often before its point came."""
+"""A call is done after ending this many times before its point came."""
 
 
 class Program:
@@ -59,7 +60,7 @@ class Program:
         self.acknowledged.append((message.body, producer.send(message).queue_offset))
 
     def try_all(self, name: str, producer: Producer, call: Any) -> None:
-        """Interrupt `call` at each `stride`-th point; after each, the producer must send."""
+        """Interrupt `call` at each `stride`-th point. After each interrupt the producer must send."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -107,7 +108,7 @@ class Program:
         print(json.dumps(self.points))
 
     def check_quiet(self, producer: Producer) -> None:
-        """Nothing stays taken: neither space, nor a queue's turn, nor a lane."""
+        """Check that no buffer space, no queue's turn and no lane stays taken."""
         producer.flush()
         buffer = producer.pipeline.buffer
         assert (buffer._bytes, buffer._count) == (0, 0), f"{buffer._bytes} bytes of {buffer._count} stay taken"
@@ -116,7 +117,7 @@ class Program:
         assert not self.client._lanes._in_use, "a lane stays taken"
 
     def check_stored(self) -> None:
-        """Each message that was acknowledged is stored at its offset, and none is stored twice."""
+        """Check that each acknowledged message is stored at its offset, and that no message is stored twice."""
         bodies = [message.body for message in self.double_messages()]
         own = [body for body in bodies if not body.startswith(b"row")]
         assert len(own) == len(set(own)), "a message is stored twice"

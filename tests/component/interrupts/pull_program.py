@@ -1,7 +1,7 @@
-"""Interrupts each call of a pull consumer at each of its points; its store is a real one, read in place or by fetches.
+"""Interrupts each call of a pull consumer at each of its points, over a real store, read in place or by fetches.
 
-After each interrupt the same consumer polls, and in the end every message was polled at least once before it counted as
-finished. Prints the points by call.
+After each interrupt the same consumer polls. In the end every message was polled at least once before it counted as
+finished. The program prints the number of points by call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Program:
         self.stored = 0
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """The messages that the interrupted call returned, or a table; read after it, when no handler runs."""
+        """The messages or the table that the interrupted call returned; read when no handler runs."""
 
     def consumer(self, **options: Any) -> PullConsumer:
         engine = PullEngine(
@@ -84,14 +84,14 @@ class Program:
         self.polled.update(message.body for message in messages)
 
     def poll_for(self, consumer: PullConsumer, body: bytes) -> None:
-        """Poll until a message comes."""
+        """Poll until a message arrives."""
         while body not in self.polled:
             messages = consumer.poll(500, POLL_S)
             assert messages, f"{body!r} did not come in {POLL_S:g} s"
             self.note(messages)
 
     def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
-        """Interrupt a call at each `stride`-th point; after each, and after `recover`, nothing is skipped."""
+        """Interrupt a call at each `stride`-th point. After each interrupt, and after `recover`, nothing is skipped."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -144,8 +144,10 @@ class Program:
         print(json.dumps(self.points))
 
     def calling_from_c(self, consumer: PullConsumer) -> None:
-        """A poll that C code calls, for arguments in a tuple, has returned before the handler runs. Its messages are
-        lost with the result, and come again after a seek to what is committed."""
+        """Interrupt a poll that C code calls, for arguments in a tuple, and that returns before the handler runs.
+
+        The poll's messages are lost with the result, and return after a seek to the committed offset.
+        """
         arguments = (500, POLL_S)
         lost = 0
 
@@ -167,7 +169,7 @@ class Program:
             assert lost or self.stride > 1, f"{name}: the handler never ran after its return"
 
     def acknowledging(self) -> None:
-        """A message that was not acknowledged is not committed."""
+        """Check that an unacknowledged message is not committed."""
         consumer = self.consumer(acknowledge_each=True)
         consumer.assign([Q0])
         self.poll_for(consumer, self.append())
@@ -181,7 +183,7 @@ class Program:
         consumer.close()
 
     def closing(self) -> None:
-        """A consumer whose close is interrupted ends all the same."""
+        """Check that a consumer whose close is interrupted still ends."""
         point, ended = 1, False
         while not ended:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

@@ -1,4 +1,4 @@
-"""A signal handler that raises, at each moment of each call in turn: afterwards a send, a poll and a close work.
+"""A signal handler that raises, at each point of each call in turn: afterwards a send, a poll and a close work.
 
 Every public method of a client object either runs in a helper thread, where no handler runs, or is in DIRECT and is
 interrupted here at each of its points.
@@ -31,17 +31,17 @@ DIRECT = {
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
     "AsyncPullConsumer": {"assignment", "acknowledge", "position", "paused"},
 }
-"""The methods that run in the thread that calls them, by class."""
+"""The methods that run in the caller's thread, by class."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
 """The kinds that aside_program does not try: all of their calls are coroutines, or calls of another kind."""
 WAITS = 2
-"""The interrupts of a caller that waits: before its call runs, and after that."""
+"""The interrupts of a waiting caller: before its call runs, and after the call."""
 MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""Functions whose call only makes an object, which does the work later."""
+"""Functions that only make an object, which does the work later."""
 
 
 def run_program(name: str, *arguments: object) -> str:
-    """Run a program of this folder; what it prints."""
+    """Run a program of this folder. Returns its output."""
     command = [sys.executable, "-m", f"tests.component.interrupts.{name}", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -49,18 +49,18 @@ def run_program(name: str, *arguments: object) -> str:
 
 
 def points(program: str, *arguments: object) -> dict[str, Any]:
-    """Run a program of this folder; the points that it interrupted, by call."""
+    """Run a program of this folder. Returns the points that it interrupted, by call."""
     found: dict[str, Any] = json.loads(run_program(program, *arguments).splitlines()[-1])
     print(total(found), "points:", found)
     return found
 
 
 def total(found: Any) -> int:
-    """The sum of all numbers in nested dictionaries."""
+    """Return the sum of all numbers in nested dictionaries."""
     return sum(map(total, found.values())) if isinstance(found, dict) else found
 
 
-def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None:
+def test_a_producer_works_after_an_interrupt_at_any_point(tmp_path: Path) -> None:
     found = points("producer_program", tmp_path / "store", 1)
     assert len(found) == 10
     assert all(found.values()), "a call has no points: nothing was tried"
@@ -68,14 +68,14 @@ def test_a_producer_that_is_interrupted_anywhere_goes_on(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_a_pull_consumer_that_is_interrupted_anywhere_goes_on_and_skips_nothing(tmp_path: Path, where: str) -> None:
+def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point(tmp_path: Path, where: str) -> None:
     found = points("pull_program", tmp_path / "store", 1, where)
     assert len(found) == 19
     assert all(found.values()), "a call has no points: nothing was tried"
 
 
 def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
-    """Every public method that runs aside, of every kind of object, over a raymq in the program's own process."""
+    """Tests every public method that runs aside, of every kind of object, with raymq in the program's own process."""
     found = points("aside_program", tmp_path)
     assert {kind.__name__ for kind in kinds()} - set(found) == NOTHING_ASIDE
     for kind, calls in found.items():
@@ -84,9 +84,7 @@ def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothi
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_an_async_client_that_is_cancelled_or_interrupted_anywhere_goes_on_and_skips_nothing(
-    tmp_path: Path, where: str
-) -> None:
+def test_an_async_client_works_and_skips_nothing_after_a_cancellation_or_interrupt(tmp_path: Path, where: str) -> None:
     found = points("async_program", tmp_path, where)
     counts = {kind: len(calls) for kind, calls in found.items()}
     assert counts == {"AsyncProducer": 11, "AsyncPullConsumer": 17, "AsyncSimpleConsumer": 6}
@@ -109,8 +107,8 @@ def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: 
 
 @pytest.mark.parametrize("method", ["poll", "poll_table"])
 def test_no_handler_runs_between_the_end_of_a_poll_and_its_caller(method: str) -> None:
-    """A function around the poll is called by C, and Python looks for signals after such a call: the messages that the
-    poll returned would be gone, and count as returned."""
+    """C code calls a function around the poll, and Python checks for signals after such a call: the returned messages
+    would be lost, and count as returned."""
     assert not hasattr(getattr(PullConsumer, method), "__wrapped__")
 
 

@@ -1,4 +1,4 @@
-"""Certificates of lanes that are exchanged under load, and wrong ones: real sockets, a real store, no Ray."""
+"""Certificates of lanes that are replaced under load, and wrong certificates: real sockets, a real store, no Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SENDERS = 3
 
 @pytest.fixture(autouse=True)
 def openssl(monkeypatch):
-    """Certificates can be made, and every line about a refusal is logged anew."""
+    """Allow the test to make certificates, and to log every line about a refusal again."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command that makes the certificates is not installed")
     client_tls.cache_clear()
@@ -38,7 +38,7 @@ def openssl(monkeypatch):
 
 @pytest.fixture
 def certificates(tmp_path):
-    """Makes an authority and a certificate of its own in a new folder."""
+    """Yield a maker of an authority and its certificate in a new folder."""
     numbers = count()
 
     def make() -> TlsFiles:
@@ -51,7 +51,7 @@ def certificates(tmp_path):
 
 @pytest.fixture
 def use(monkeypatch):
-    """Has this process's clients use these files from now on."""
+    """Return a function that makes this process's clients use other files from now on."""
 
     def use(files: TlsFiles) -> None:
         monkeypatch.setenv("RAY_USE_TLS", "1")
@@ -68,7 +68,7 @@ def copy_to(folder: Path, files: TlsFiles) -> TlsFiles:
 
 
 def exchange(path: str, text: str) -> None:
-    """Replace a file at once, as certificate managers do."""
+    """Replace a file atomically, as certificate managers do."""
     Path(f"{path}.new").write_text(text)
     os.replace(f"{path}.new", path)
 
@@ -91,7 +91,7 @@ def test_certificates_are_exchanged_under_load_and_no_send_fails(monkeypatch, tm
 
     def send(mine: list[bytes], queue_id: int) -> None:
         while not stopping.is_set() and not errors:
-            client = StorageClient("storage-a-0", "here")  # a connection for each batch: each shakes hands
+            client = StorageClient("storage-a-0", "here")  # a connection, and so a handshake, for each batch
             body = b"%d" % len(mine)
             try:
                 client.append([make_batch([body], queue_id=queue_id)], WAIT_S)
@@ -160,7 +160,7 @@ def lines(caplog, word: str) -> list[str]:
 
 def test_a_client_with_a_wrong_certificate_is_refused_with_one_line_at_both_ends(tmp_path, certificates, use, caplog):
     ours, others = certificates(), certificates()
-    # It trusts our server, but its own certificate is another authority's.
+    # it trusts our server, but another authority signed its certificate
     use(TlsFiles(others.certificate, others.key, ours.authority))
     with closing(echo_server(None, host="127.0.0.1", tls=ours)) as server:
         for _ in range(3):
@@ -190,7 +190,7 @@ def test_a_server_with_a_wrong_certificate_is_refused_with_one_line_at_both_ends
         assert others.certificate in line
 
 
-def test_one_end_without_tls_is_told_so(certificates, use, caplog):
+def test_an_end_without_tls_gets_a_clear_error(certificates, use, caplog):
     files = certificates()
     use(files)
     with closing(echo_server(None, host="127.0.0.1", tls=files)) as server:
@@ -223,7 +223,7 @@ def test_a_client_that_a_server_refuses_gets_an_error_and_one_warning_until_its_
     assert len(lines(caplog, "no lane to storage-a-0")) == 1
 
 
-def test_files_that_do_not_fit_leave_the_ones_before_in_use(tmp_path, certificates, caplog):
+def test_mismatched_certificate_files_leave_the_earlier_files_in_use(tmp_path, certificates, caplog):
     first, second = certificates(), certificates()
     live = copy_to(tmp_path / "live", first)
     context = TlsContext(live, TlsFiles.server_context)
@@ -239,7 +239,7 @@ def test_files_that_do_not_fit_leave_the_ones_before_in_use(tmp_path, certificat
     assert context.current() is before
     exchange(live.key, Path(second.key).read_text())
     assert context.current() is not before
-    # A file may be written in place, too, as long as its size or its time changes.
+    # a file may also be written in place, if its size or its time changes
     now = context.current()
     Path(live.authority).write_text(Path(first.authority).read_text() + Path(second.authority).read_text())
     assert context.current() is not now
@@ -253,7 +253,7 @@ def test_files_that_are_wrong_from_the_start_are_an_error(tmp_path, certificates
         TlsContext(TlsFiles(certificates().certificate, files.key, files.authority), TlsFiles.client_context)
 
 
-def test_refusals_are_told_once_in_a_while_and_few_are_told_apart(caplog):
+def test_log_lines_about_refusals_are_rate_limited_and_bounded_in_number(caplog):
     now_s = [0.0]
     told = SeldomLines(lambda: now_s[0])
     for number in range(lane_address.SAME_LINES_MAX + 10):

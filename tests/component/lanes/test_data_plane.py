@@ -1,4 +1,4 @@
-"""The data plane of a storage actor, the same over Unix lanes, TCP lanes and TLS lanes."""
+"""The data plane of a storage actor, equal over Unix lanes, TCP lanes and TLS lanes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def flush(request):
 
 @pytest.fixture
 def double(tmp_path, no_flushes, flush):
-    """Makes the double of a storage actor with a store of these settings."""
+    """Return a maker of stand-ins for a storage actor with a store of these settings."""
     made = []
 
     def make(*, capacity=10_000, host="127.0.0.1", tls=None, **settings):
@@ -78,7 +78,7 @@ def way(request):
 
 @pytest.fixture
 def connect(monkeypatch, tmp_path, double, way):
-    """A double of a storage actor, and a client of it that goes one way."""
+    """Return a stand-in for a storage actor, and a client of it that uses one way."""
     clients = []
 
     def connect(*, on_node=None, **settings):
@@ -135,7 +135,7 @@ def test_large_batches_arrive_whole(connect):
     assert fetched.count == 3000
 
 
-def test_a_repeat_is_recognised_and_a_producer_that_was_fenced_is_told(connect):
+def test_a_repeat_is_recognised_and_a_fenced_producer_gets_an_error(connect):
     _, client, _ = connect()
     batch = make_batch([b"a", b"b"], producer=("p1", 3, 10))
     [first] = client.append([batch], WAIT_S)
@@ -147,8 +147,8 @@ def test_a_repeat_is_recognised_and_a_producer_that_was_fenced_is_told(connect):
         client.append([make_batch([b"c"], producer=("p1", 2, 12))], WAIT_S)
 
 
-def test_offsets_that_do_not_follow_from_the_first_are_told(connect):
-    """A batch over the end of a file, and one of which a part was stored before."""
+def test_a_result_lists_offsets_that_are_not_consecutive(connect):
+    """A batch that crosses the end of a file, and a batch whose first part was stored before."""
     _, client, _ = connect()
     [over_the_end] = client.append([make_batch([b"x" * 30_000] * 4)], WAIT_S)
     assert over_the_end.physical_offsets is not None
@@ -171,7 +171,7 @@ def test_offsets_that_do_not_follow_from_the_first_are_told(connect):
         ({"topic": "?"}, MessageIllegalError),
     ],
 )
-def test_what_no_producer_sends_is_refused_and_nothing_is_stored(connect, change, error):
+def test_illegal_appends_are_refused_and_nothing_is_stored(connect, change, error):
     actor, client, _ = connect()
     good = make_batch([b"one"])
     fields = {name: getattr(good, name) for name in EncodedBatch.__dataclass_fields__} | change
@@ -182,7 +182,7 @@ def test_what_no_producer_sends_is_refused_and_nothing_is_stored(connect, change
     assert result.queue_offset == 0
 
 
-def test_deleted_topics_full_stores_and_limits_are_told_as_they_are(connect):
+def test_deleted_topics_full_stores_and_limits_raise_their_own_errors(connect):
     actor, client, _ = connect(capacity=0)
     with pytest.raises(SystemBusyError, match="send_queue_capacity"):
         client.append([make_batch([b"one"])], WAIT_S)
@@ -195,11 +195,11 @@ def test_deleted_topics_full_stores_and_limits_are_told_as_they_are(connect):
     with pytest.raises(StoreNotWritableError, match="the disk is full"):
         client.append([make_batch([b"one"])], WAIT_S)
     actor.store.flags.clear_flag(RunningFlag.DISK_FULL)
-    for _ in range(3):  # what failed counts no more
+    for _ in range(3):  # failed appends no longer count
         client.append([make_batch([b"one"])], WAIT_S)
 
 
-def test_a_topic_that_is_deleted_while_an_append_waits_is_told(connect, flush, monkeypatch):
+def test_an_append_that_waits_while_its_topic_is_deleted_gets_an_error(connect, flush, monkeypatch):
     if flush is FlushDiskType.ASYNC_FLUSH:
         pytest.skip("such an append does not wait")
     actor, client, _ = connect()
@@ -230,7 +230,7 @@ def test_a_topic_that_is_deleted_while_an_append_waits_is_told(connect, flush, m
     assert isinstance(outcome[0], TopicNotExistError)
 
 
-def test_a_slow_disk_is_told(connect, flush, monkeypatch):
+def test_a_slow_disk_shows_in_the_send_status(connect, flush, monkeypatch):
     if flush is FlushDiskType.ASYNC_FLUSH:
         pytest.skip("such an append does not wait for the disk")
     _, client, _ = connect(sync_flush_timeout_ms=300)
@@ -313,7 +313,7 @@ def test_a_fetch_waits_for_a_message_and_no_longer_than_asked(connect):
     assert len(actor.store.polls) == 0
 
 
-def test_a_fetch_with_tags_goes_on_behind_what_it_has_excluded(connect):
+def test_a_fetch_with_tags_continues_after_the_excluded_messages(connect):
     actor, client, _ = connect()
     client.append([make_batch([b"no"] * 5, tags="no")], WAIT_S)
     wanted = frozenset([tags_code("yes")])
@@ -330,7 +330,7 @@ def test_a_fetch_with_tags_goes_on_behind_what_it_has_excluded(connect):
     assert (results[0].status, results[0].count, results[0].next_offset) == (PullStatus.FOUND, 1, 7)
 
 
-def test_a_fetch_with_a_filter_moves_no_excluded_body_and_goes_on_behind_it(connect):
+def test_a_fetch_with_a_filter_transfers_no_excluded_body_and_continues_after_it(connect):
     actor, client, _ = connect()
     client.append([make_batch([b"x" * 1000] * 50, extra_properties={"price": "1"})], WAIT_S)
     client.append([make_batch([b"yes"], extra_properties={"price": "6"})], WAIT_S)
@@ -382,13 +382,13 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    # One message comes however small the limit; the next queue may have to be asked for again.
+    # one message is returned however small the limit; the next queue may need another request
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 
 
 def in_bytes(result):
-    """A result of `find` as `fetch` has it."""
+    """Return a result of `find` in the form of `fetch`."""
     if not isinstance(result, FoundInPlace):
         return result
     records = RecordsInPlace.of(result.files, result.mapped).data if result.mapped else b""
@@ -396,7 +396,7 @@ def in_bytes(result):
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 300, 0, -1])
-def test_what_is_found_in_place_is_what_is_fetched(watched, limit):
+def test_reading_in_place_finds_the_fetched_messages(watched, limit):
     actor, client = watched
     for number in range(30):
         tags = "even" if number % 2 == 0 else "odd"
@@ -423,7 +423,7 @@ def test_what_is_found_in_place_is_what_is_fetched(watched, limit):
 
 @pytest.fixture
 def watched(double, tmp_path, monkeypatch):
-    """The double of a storage actor on this node, and a client of it."""
+    """Return a stand-in for a storage actor on this node, and a client of it."""
     actor = double()
     where = description(actor.lanes.address, root=str(actor.store.status().root))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
@@ -437,7 +437,7 @@ def answer_of(watch) -> list[QueueEnds]:
     return watch.receive()
 
 
-def test_a_watch_tells_the_ends_as_soon_as_a_queue_has_something(watched):
+def test_a_watch_reports_the_ends_as_soon_as_a_queue_has_a_message(watched):
     actor, client = watched
     client.append([make_batch([b"one"])], WAIT_S)
     watch = client.open_watch()
@@ -486,7 +486,7 @@ def test_a_question_that_names_other_queues_than_it_counts_is_refused(watched):
     lane.close()
 
 
-def test_a_question_after_others_has_its_own_time(watched):
+def test_a_repeated_watch_request_has_its_own_timeout(watched):
     _, client = watched
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 0, 1)], 0.05)
@@ -509,7 +509,7 @@ def test_a_watch_is_answered_for_an_offset_that_a_queue_does_not_hold_and_when_i
     watch.close()
 
 
-def test_a_question_takes_the_place_of_the_one_before(watched):
+def test_a_watch_request_replaces_the_previous_request(watched):
     actor, client = watched
     watch = client.open_watch()
     for queue_id in range(20):
@@ -522,7 +522,7 @@ def test_a_question_takes_the_place_of_the_one_before(watched):
     watch.close()
 
 
-def test_an_answer_to_an_earlier_question_is_no_answer(watched):
+def test_an_answer_to_an_earlier_watch_request_is_ignored(watched):
     _, client = watched
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 5, 1)], WAIT_S)
@@ -557,7 +557,7 @@ def test_a_watch_breaks_when_the_actor_ends_and_says_so(watched):
     assert client.open_watch() is None
 
 
-def test_a_store_that_closes_tells_those_who_watch(watched):
+def test_a_closing_store_notifies_its_watches(watched):
     actor, client = watched
     watch = client.open_watch()
     watch.ask([FetchRequest("orders", 0, 0, 1)], WAIT_S)
@@ -577,8 +577,8 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
     assert StorageClient("storage-a-0", "here").open_watch() is None
 
 
-def test_a_wait_that_fails_is_told_and_leaves_nothing_behind(watched, monkeypatch):
-    """The role changes between the two looks of a question, the second of which is made when its time is over."""
+def test_a_failed_wait_is_reported_and_leaves_nothing_registered(watched, monkeypatch):
+    """The role changes between the two checks of a request; the second check is made when its timeout ends."""
     actor, client = watched
     ends, looks = actor.store.fetches.ends, []
 

@@ -33,7 +33,7 @@ HANDSHAKE_BYTES = HELLO_BYTES + VERDICT_BYTES
 
 
 class FaultyActor:
-    """A storage actor on another node, whose description leads to `address`, or to the lanes if that is None."""
+    """A storage actor on another node, whose description leads to `address`; with None, to its lanes."""
 
     def __init__(self, directory: Path) -> None:
         self.store = open_store(directory)

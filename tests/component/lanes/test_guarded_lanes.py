@@ -1,4 +1,4 @@
-"""A storage actor's lanes with a guard: each frame is asked about with its user; what is refused changes nothing."""
+"""A storage actor's lanes with a guard, which checks each frame and its user; a refused frame changes nothing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_each_question_of_a_watch_is_asked_about(guarded):
     watch.close()
 
 
-def test_a_user_reads_what_it_may(guarded):
+def test_a_user_reads_permitted_topics(guarded):
     guarded.client.append([make_batch([b"x"])], WAIT_S)
     [result] = guarded.client.fetch(ENDS, 1000, 0.0, WAIT_S)
     assert result.status is PullStatus.FOUND

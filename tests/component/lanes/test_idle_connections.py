@@ -1,4 +1,4 @@
-"""Connections that stand still, on a store's Unix socket and on its port: nobody else notices them. No Ray."""
+"""Idle connections on a store's Unix socket and port do not disturb other clients. No Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER_S = 3600.0
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
-    """A store whose lanes are used by the socket, by the port, and by the port within TLS. No patience ends here."""
+    """Yield a store that is used over the socket, over the port, and over the port with TLS. No timeout expires."""
     monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", FOREVER_S)
     files = None
     if request.param == "tls":
@@ -46,7 +46,7 @@ def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
 
 @pytest.fixture
 def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeActor]]]:
-    """Makes a client of the store that has opened no lane yet."""
+    """Yield a maker of clients of the store without open lanes."""
     clients: list[StorageClient] = []
 
     def use() -> tuple[StorageClient, FakeActor]:
@@ -62,7 +62,7 @@ def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeAc
 
 
 def knock(actor: StorageDouble, stack: ExitStack, count: int) -> list[socket.socket]:
-    """Connections that were made, and have said nothing since."""
+    """Open connections that send nothing."""
     address = actor.lanes.address
     family, target = (socket.AF_INET, (address.host, address.port)) if address.port else (socket.AF_UNIX, address.name)
     streams = [stack.enter_context(closing(socket.socket(family))) for _ in range(count)]
@@ -73,7 +73,7 @@ def knock(actor: StorageDouble, stack: ExitStack, count: int) -> list[socket.soc
 
 
 def sends_and_reads(client: StorageClient, fake: FakeActor, body: bytes, queue_id: int) -> None:
-    """A batch goes and comes by a lane."""
+    """Check that a batch is sent and read over a lane."""
     [result] = client.append([make_batch([body], queue_id=queue_id)], WAIT_S)
     request = FetchRequest("orders", queue_id, result.queue_offset, 10)
     [found] = client.fetch([request], 1 << 20, WAIT_S, WAIT_S)
@@ -81,7 +81,7 @@ def sends_and_reads(client: StorageClient, fake: FakeActor, body: bytes, queue_i
     assert set(fake.calls) == {"describe"}, "no lane could be opened"
 
 
-def test_connections_that_never_say_who_they_are_disturb_nobody(actor, use):
+def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use):
     before, fake = use()
     sends_and_reads(before, fake, b"before", 0)
     threads = threading.active_count()
@@ -108,8 +108,8 @@ def has_ended(stream: socket.socket) -> bool:
     return True
 
 
-def test_open_lanes_that_stand_still_disturb_nobody(actor, use):
-    """Half of them in the middle of a frame."""
+def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
+    """Half of the lanes are in the middle of a frame."""
     remote = bool(actor.lanes.address.port)
     client, fake = use()
     sends_and_reads(client, fake, b"0", 0)
@@ -127,7 +127,7 @@ def test_open_lanes_that_stand_still_disturb_nobody(actor, use):
     assert bodies_of(actor.store) == [b"%d" % number for number in range(9)]
 
 
-def test_a_full_port_is_no_matter_for_the_socket(monkeypatch, tmp_path):
+def test_a_full_port_does_not_affect_the_unix_socket(monkeypatch, tmp_path):
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
     monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", FOREVER_S)
     monkeypatch.setattr(lane_server, "HANDSHAKE_GRACE_S", FOREVER_S)

@@ -1,4 +1,4 @@
-"""Inner batches and light queues over lanes: written by a producer, read in the store's files and from elsewhere."""
+"""Inner batches and light queues over lanes: written by a producer, read in the store's files and remotely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALICE = light_queue("alice")
 
 @pytest.fixture(params=["here", "elsewhere"])
 def client(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageClient]:
-    """A client of a store in this process, on its node or on another one."""
+    """Yield a client of a store in this process, on the store's node or on another."""
     store = open_store(tmp_path / "store", enable_lmq=True, enable_multi_dispatch=True)
     actor = StorageDouble(store, capacity=10_000, host="127.0.0.1", tls=None)
     where = description(actor.lanes.address, node_id=request.param, root=str(store.status().root))

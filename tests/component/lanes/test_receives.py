@@ -1,4 +1,4 @@
-"""Receives over the lanes of a real store: its ends are watched, and the leased messages are read, in every way."""
+"""Receives over the lanes of a real store, in every way: its ends are watched, and the leased messages are read."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_leased_messages_are_read_without_those_that_are_not_handed_out(
     assert found.messages[0].broker_name == "broker-a"
 
 
-def test_a_read_ends_at_its_bytes_and_says_how_far_it_came(connect: tuple[StorageDouble, StorageClient]) -> None:
+def test_a_read_ends_at_its_byte_limit_and_returns_its_end(connect: tuple[StorageDouble, StorageClient]) -> None:
     _, client = connect
     client.append([make_batch([b"x" * 1000] * 20)], WAIT_S)
     found = reader_of(client).read("broker-a", LeasedRange("orders", 0, 0, 20, 1, 1, 1), ALL, 5000)
@@ -94,7 +94,7 @@ def test_a_read_ends_at_its_bytes_and_says_how_far_it_came(connect: tuple[Storag
     assert found.end == len(found.messages)
 
 
-def test_messages_that_the_tags_exclude_are_passed(connect: tuple[StorageDouble, StorageClient]) -> None:
+def test_messages_that_the_tags_exclude_are_skipped(connect: tuple[StorageDouble, StorageClient]) -> None:
     _, client = connect
     client.append([make_batch([b"open"] * 5)], WAIT_S)
     found = reader_of(client).read(
@@ -104,7 +104,7 @@ def test_messages_that_the_tags_exclude_are_passed(connect: tuple[StorageDouble,
 
 
 @pytest.mark.parametrize(("text", "passing"), [("price > 5", 0), ("price IS NULL", 5)])
-def test_messages_that_a_filter_expression_excludes_are_passed(
+def test_messages_that_a_filter_expression_excludes_are_skipped(
     connect: tuple[StorageDouble, StorageClient], text: str, passing: int
 ) -> None:
     _, client = connect
@@ -118,7 +118,7 @@ def test_messages_that_a_filter_expression_excludes_are_passed(
 def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
     connect: tuple[StorageDouble, StorageClient], whole: bool
 ) -> None:
-    """`whole`: the record is whole, and its body damaged; else the body's size is."""
+    """`whole`: the record is intact and its body damaged; otherwise the body's size is damaged."""
     actor, client = connect
     client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
     log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"

@@ -1,4 +1,6 @@
-"""Requests at a store's lanes while all its threads are held: bounds in number and time, and what goes on. No Ray."""
+"""Requests at a store's lanes while all its threads are busy: limits in number and time, and unaffected requests. No
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CALLERS = 16
 
 
 class HeldStore:
-    """A store behind lanes, all of whose threads are held by fetches; and its callers, each with a lane of its own."""
+    """A store with lanes whose threads are all busy with fetches, and its callers, each with a lane of its own."""
 
     def __init__(self, actor: StorageDouble, callers: ThreadPoolExecutor, go_on: threading.Event) -> None:
         self.actor, self.go_on = actor, go_on
@@ -54,7 +56,7 @@ class HeldStore:
 
 @pytest.fixture
 def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
-    """Opens a store with these settings, which has one message, and has its threads held."""
+    """Yield a function that opens a store of one message with these settings, and keeps its threads busy."""
     opened: list[HeldStore] = []
 
     def hold(**settings: int) -> HeldStore:
@@ -73,7 +75,7 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
         held = HeldStore(actor, ThreadPoolExecutor(CALLERS), go_on)
         opened.append(held)
         held.client().append([make_batch([b"first"])], WAIT_S)
-        for _ in range(READ_THREADS):  # one after another: together they would wait, and one of them be refused
+        for _ in range(READ_THREADS):  # one after another: together they would wait, and one would be refused
             held.fetch()
             assert began.acquire(timeout=WAIT_S)
         return held
@@ -111,7 +113,7 @@ def test_limits_change_while_the_store_is_open(hold):
     assert [len(future.result(WAIT_S)) for future in (waiting, another)] == [1, 1]
 
 
-def test_what_waits_too_long_is_refused_while_the_threads_are_still_held(hold):
+def test_a_request_that_waits_too_long_is_refused_while_all_threads_are_busy(hold):
     held = hold(wait_time_in_pull_queue_ms=50, wait_time_in_admin_broker_queue_ms=60)
     with pytest.raises(SystemBusyError, match="wait_time_in_pull_queue_ms is 50"):
         held.fetch().result(WAIT_S)

@@ -1,4 +1,4 @@
-"""The metrics of a storage actor, against known traffic of a real store."""
+"""The metrics of a storage actor, compared with known traffic of a real store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store(tmp_path, clock):
 
 @pytest.fixture
 def report(store, ray_metrics):
-    """Reports the store's figures once more, and returns what Ray has."""
+    """Return a function that reports the store's figures once more, and returns Ray's values."""
     reporter = Reporter("c", "broker-a", "storage-broker-a-0")
     metrics = StorageMetrics(lambda: store, lambda: 3, lambda: [WAITING])
 

@@ -1,5 +1,7 @@
-"""A real Prometheus scrapes an exporter with a series of every instrument: each expression of the board has an answer,
-the rules are loaded, and the relabel snippet gives RocketMQ's names."""
+"""A real Prometheus scrapes an exporter with a series of every instrument.
+
+Each dashboard expression has an answer, the rules are loaded, and the relabel snippet gives RocketMQ's names.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ RELABEL = Path(str(files(raymq.tools.observability) / "relabel.yml"))
 RAYS = 'SessionName="session_1",WorkerId="w",JobId="01000000",NodeAddress="127.0.0.1"'
 
 FIXED = {"is_system": "false", "role": "broker"}
-"""Labels whose values expressions ask for."""
+"""Labels whose values expressions use."""
 
 
 def page(scrape: int) -> str:
-    """Made-up figures of all instruments as Ray's agent exposes them; counters grow from scrape to scrape."""
+    """Return made-up figures of all instruments as Ray's agent exposes them. Counters grow from scrape to scrape."""
     lines = []
     for instrument in INSTRUMENTS.values():
         own = ",".join(f'{label}="{FIXED.get(label, "some")}"' for label in instrument.labels)
@@ -38,7 +40,7 @@ def page(scrape: int) -> str:
             lines += [f"# TYPE {name}_total counter", f"{name}_total{{{labels}}} {10 * scrape}"]
         elif instrument.kind is InstrumentKind.GAUGE:
             lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} 1"]
-        else:  # all three are gauges that grow
+        else:  # the other three are gauges that grow
             bounds = [*map(str, instrument.bounds), "+Inf"]
             for index, bound in enumerate(bounds, start=1):
                 lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {index * scrape}')
@@ -48,7 +50,8 @@ def page(scrape: int) -> str:
 
 
 def config(target: str, more: str = "") -> str:
-    """A prometheus.yml as Ray makes it, with the rules, scraping once a second; `more`: further keys of the scrape."""
+    """Return a prometheus.yml as Ray makes it, with the rules and a scrape each second. `more`: further keys of the
+    scrape."""
     scrape = {"job_name": "ray", "static_configs": [{"targets": [target]}], **(yaml.safe_load(more) if more else {})}
     return yaml.safe_dump(
         {
@@ -69,7 +72,7 @@ def stand_in() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def prometheus(stand_in: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with running_prometheus(config(stand_in), tmp_path_factory.mktemp("prometheus")) as server:
-        # A rate has a value from the second scrape on.
+        # a rate has a value from the second scrape on
         eventually(lambda: server.query("count_over_time(ray_raymq_up[1m]) > 2"), "three scrapes")
         yield server
 
@@ -79,13 +82,13 @@ def test_every_expression_of_the_board_has_data(prometheus: Prometheus) -> None:
     assert silent == []
 
 
-def test_no_value_is_no_number(prometheus: Prometheus) -> None:
+def test_every_value_is_a_number(prometheus: Prometheus) -> None:
     for expression in expressions(make_board()):
         for sample in prometheus.query(plain(expression)):
             assert sample["value"][1] not in ("NaN", "+Inf", "-Inf"), expression
 
 
-def test_processes_are_told_apart_by_kind_of_actor(prometheus: Prometheus) -> None:
+def test_process_metrics_are_split_by_kind_of_actor(prometheus: Prometheus) -> None:
     [row] = [panel for panel in make_board()["panels"] if panel["title"] == "Ray processes of raymq"]
     for chart in row["panels"]:
         [sample] = prometheus.query(plain(chart["targets"][0]["expr"]))

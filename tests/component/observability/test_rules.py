@@ -1,4 +1,4 @@
-"""The alerts, judged by Debian's promtool: each fires for one made-up history, and keeps quiet for another."""
+"""The alerts, judged by Debian's promtool: each fires for one made-up history, and does not fire for another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Values of series, one a minute, in promtool's notation: for which the alert fires, and for which it is quiet."""
+    """Values of series, one per minute, in promtool's notation: for which the alert fires, and for which it does
+    not."""
 
     alert: str
     fires: dict[str, str]
@@ -39,7 +40,7 @@ def gauge(name: str, labels: str, values: str) -> dict[str, str]:
 
 
 def sends(fast: str, slow: str) -> dict[str, str]:
-    """A histogram of sends, of which `fast` take 5 ms and `slow` more than 500."""
+    """Return a histogram of sends: `fast` take 5 ms, and `slow` take more than 500."""
     bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
     return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}
 
@@ -131,7 +132,7 @@ def test_metrics_gone_fires_where_nothing_ever_reported(tmp_path: Path) -> None:
 
 
 def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
-    """As does one that dies when others died long ago."""
+    """It also fires if other messages died long ago."""
     judge(
         "RaymqDeadLetters",
         {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "1x56 2x4"},
@@ -141,7 +142,7 @@ def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
 
 
 def judge(alert: str, series: dict[str, str], fires: bool, directory: Path) -> str:
-    """Have promtool say if the alert fires, or not, after an hour of these values. Other alerts may do as they like."""
+    """Let promtool check whether the alert fires after an hour of these values. Other alerts may fire or not."""
     if alert != "RaymqMetricsGone":
         series = {UP: "1x60", STORE_UP: "1x60", **series}
     case = {

@@ -1,4 +1,4 @@
-"""A predicate's process: what it answers, and how it ends when the function does not behave."""
+"""A predicate's process: its answers, and its end when the function hangs, crashes or exits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start():
         process.close()
 
 
-def test_it_reads_the_log_in_place_and_needs_no_ray(start, found):
+def test_the_process_reads_the_log_in_place_and_needs_no_ray(start, found):
     records, log = found
 
     def function(message):
@@ -61,7 +61,7 @@ def test_it_reads_the_log_in_place_and_needs_no_ray(start, found):
     assert process.pid not in (None, os.getpid())
 
 
-def test_it_gets_the_bytes_of_what_it_cannot_read_in_place(start, found, tmp_path):
+def test_the_process_gets_the_bytes_of_records_that_it_cannot_read_in_place(start, found, tmp_path):
     records, log = found
     process = start(lambda message: message.body == b"7")
     for where in (None, StoreLog(str(tmp_path / "gone"), log.commit_log_file_size, log.consume_queue_file_size)):
@@ -122,7 +122,7 @@ def stands_still(message):
         (stands_still, "does not answer"),
     ],
 )
-def test_a_call_that_does_not_come_back_is_named_and_another_process_goes_on(start, found, monkeypatch, function, said):
+def test_a_call_that_does_not_return_is_named_and_another_process_continues(start, found, monkeypatch, function, said):
     monkeypatch.setattr(predicate_process, "GRACE_S", 0.3)
     process = start(function, timeout_s=0.3)
     evaluated = process.evaluate(found[0], "a", LATER_S, found[1])
@@ -134,7 +134,7 @@ def test_a_call_that_does_not_come_back_is_named_and_another_process_goes_on(sta
 
 
 @pytest.mark.parametrize(("on_error", "last"), [("match", True), ("skip", False)])
-def test_on_error_decides_about_a_call_that_does_not_come_back(start, found, on_error, last):
+def test_on_error_decides_about_a_call_that_does_not_return(start, found, on_error, last):
     process = start(exits, on_error=on_error)
     evaluated = process.evaluate(found[0], "a", LATER_S, found[1])
     assert evaluated.matches.tolist() == [True] * 7 + [last]

@@ -23,7 +23,7 @@ FIRST_MS = 1_700_000_000_000
 
 
 def found(store: MessageStore, max_messages: int) -> dict[int, bytes | None]:
-    """What a consumer gets, by queue offset; None for a message that cannot be read."""
+    """Return the consumer's messages by queue offset; None for an unreadable message."""
     bodies: dict[int, bytes | None] = {}
     offset, end = 0, store.queues.bounds(TOPIC, 0).max_offset
     while offset < end:
@@ -66,7 +66,7 @@ def test_a_damaged_inner_batch_holds_up_no_other(tmp_path: Path, field: str, how
         assert {at: body for at, body in bodies.items() if at not in (6, 7, 8)} == {
             at: b"body %d" % at for at in range(15) if at not in (6, 7, 8)
         }
-        # After a kill nothing tells which offsets a batch with a damaged header had: then the hole is all there is.
+        # After a kill nothing shows which offsets a batch with a damaged header had, so only the hole is reported.
         assert damaged or field == "size" or (how == "killed" and store.mender.holes[0].offset == places[2])
     assert store.queues.stored_times([QueuePosition(TOPIC, 0, 3 * n) for n in (0, 1, 3, 4)]) == [
         ms for n, ms in enumerate(stored_ms) if n != 2

@@ -1,4 +1,4 @@
-"""A producer and a topic of queue type "batch": what it sends together is one record of a real store."""
+"""A producer and a topic of queue type "batch": messages sent together are one record of a real store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def records_of(store: MessageStore) -> int:
     return len({message.physical_offset for message in read_queue(store, "batched")})
 
 
-def test_what_is_sent_together_is_one_record(store):
+def test_messages_that_are_sent_together_are_one_record(store):
     client = StoreClient(store)
     with producer_of(client) as producer:
         first = producer.send_batch(messages(10, tags="red", properties={"a": "b"}), timeout_s=WAIT_S)
@@ -59,7 +59,7 @@ def test_messages_that_gather_are_one_record_too(store):
     assert records_of(store) < 500
 
 
-def test_a_table_goes_there_too(store):
+def test_a_table_is_stored_as_an_inner_batch(store):
     table = pa.table({"body": [b"%d" % n for n in range(3000)], "keys": [f"k-{n}" for n in range(3000)]})
     with producer_of(StoreClient(store)) as producer:
         result = producer.send_table("batched", table)
@@ -85,7 +85,7 @@ def test_the_body_is_compressed_as_a_whole(store):
     assert {message.body for message in read_queue(store, "batched")} == {b"the same again"}
 
 
-def test_more_than_a_record_may_hold_is_divided(tmp_path):
+def test_a_batch_that_exceeds_the_record_limit_is_divided(tmp_path):
     store = open_store(tmp_path, max_message_size_bytes=5000)
     with producer_of(StoreClient(store, max_message_size_bytes=5000), compression=Compression()) as producer:
         body = Random(7).randbytes(1000)

@@ -1,4 +1,4 @@
-"""Inner batches that producers send: stored as one record, found again by offset, key and id, once, and on slaves."""
+"""Inner batches that producers send: stored once as one record, found by offset, key and id, and on slaves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def inner(
     epoch: int = 0,
     **fields: Any,
 ) -> EncodedBatch:
-    """An inner batch of these bodies; message n of producer "p" has key k-n and n as its unique id."""
+    """Return an inner batch of these bodies. Message n of producer "p" has key k-n, and n as its unique id."""
     numbers = range(sequence, sequence + len(bodies))
     return encode_inner_batch(
         [Message(TOPIC, body, keys=f"k-{n}", **fields) for n, body in zip(numbers, bodies, strict=True)],
@@ -57,7 +57,8 @@ def inner(
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """A store with several files of log and batch queue: 60 batches of 1 to 5 messages, with others between them."""
+    """Return a store with several files of log and batch queue: 60 batches of 1 to 5 messages, and others between
+    them."""
     store = open_store(root, **SMALL_QUEUE_FILES, **changes)
     sequence = 0
     for number in range(60):
@@ -160,7 +161,7 @@ def test_messages_are_found_by_key_and_id_alone(tmp_path):
             assert (found.queue_offset, found.body) == (number, expected_bodies()[number])
     assert store.queries.by_key(TOPIC, "k-9999").count == 0
     store.close()
-    # The index is made again from the log.
+    # the index is rebuilt from the log
     shutil.rmtree(tmp_path / "index")
     store = open_store(tmp_path, **SMALL_QUEUE_FILES)
     [found] = decode_records(store.queries.by_key(TOPIC, "k-100").records)
@@ -223,7 +224,7 @@ def test_with_a_property_crc_it_covers_the_offset_too(tmp_path, sent_crc):
     again.close()
 
 
-def test_where_messages_go_to_light_queues_inner_batches_are_stored_as_ever(tmp_path):
+def test_light_queues_do_not_change_how_inner_batches_are_stored(tmp_path):
     store = open_store(tmp_path, enable_lmq=True, enable_multi_dispatch=True)
     light = make_batch([b"both"], extra_properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
     store.append([inner(b"one", b"two"), light])
@@ -233,7 +234,7 @@ def test_where_messages_go_to_light_queues_inner_batches_are_stored_as_ever(tmp_
     store.close()
 
 
-def test_a_batch_longer_than_what_is_left_goes_to_the_next_file(tmp_path):
+def test_a_batch_longer_than_the_rest_of_the_file_goes_to_the_next_file(tmp_path):
     store = open_store(tmp_path)
     for number in range(5):
         store.append([inner(*[b"x" * 7000] * 4, sequence=4 * number)])

@@ -53,7 +53,7 @@ WAIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
-    """One short body, one that cannot be compressed, three that are stored in few bytes, and the longest."""
+    """Return one short body, one incompressible body, three that compress well, and the longest."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     return [b"short", random.Random(seed).randbytes(5 << 20), *[b"%d" % n * (6 << 20) for n in (1, 2, 3)], bytes(LIMIT)]
@@ -75,13 +75,13 @@ def store(tmp_path_factory, bodies) -> Iterator[MessageStore]:
 
 @pytest.fixture(autouse=True)
 def process(store, monkeypatch) -> None:
-    """A process that knows the bound of no store yet."""
+    """Make the process forget the bounds of all stores."""
     monkeypatch.setattr(compression._bound, "most_bytes", MAX_MESSAGE_SIZE_BYTES)
 
 
 @pytest.fixture
 def described(monkeypatch, store) -> None:
-    """A client of this process has called the store's actor."""
+    """Let a client of this process call the store's actor."""
     actor = SimpleNamespace(call=lambda name, timeout_s: replace(description(), max_message_size_bytes=LIMIT))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: actor)
     client = StorageClient("storage-broker-a-0", "elsewhere")
@@ -101,20 +101,20 @@ def mapped(store: MessageStore) -> tuple[LocatedRecords, ...]:
 
 
 def polled(store: MessageStore, *, in_place: bool) -> list[PolledRecords]:
-    """The slices of a poll."""
+    """Return the slices of a poll."""
     parts = mapped(store) if in_place else (LocatedRecords.read(fetched(store).records),)
     subscription = Subscription.parse("orders", "*")
     return [PolledRecords(QUEUE, subscription, FetchedRecords(part, 6), len(part.starts)) for part in parts]
 
 
-def test_a_process_that_knows_no_such_store_takes_no_larger_body(store, bodies):
+def test_a_process_that_has_seen_no_such_store_refuses_larger_bodies(store, bodies):
     messages = as_messages(decode_messages(polled(store, in_place=False)))
     assert [message.body_error is None for message in messages] == [True, True, False, False, False, False]
 
 
 @pytest.mark.usefixtures("described")
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_poll_gets_messages_and_tables(store, bodies, in_place):
+def test_a_poll_returns_large_bodies_as_messages_and_tables(store, bodies, in_place):
     assert [message.body for message in as_messages(decode_messages(polled(store, in_place=in_place)))] == bodies
     table = as_table(decode_tables(polled(store, in_place=in_place)))
     assert table.column("body").to_pylist() == bodies
@@ -122,7 +122,7 @@ def test_a_poll_gets_messages_and_tables(store, bodies, in_place):
 
 @pytest.mark.usefixtures("described")
 @pytest.mark.parametrize("near", [True, False])
-def test_a_simple_consumer_and_a_scan_get_them(store, bodies, near):
+def test_a_simple_consumer_and_a_scan_read_large_bodies(store, bodies, near):
     storage = SimpleNamespace(
         name="storage-broker-a-0",
         reader=lambda: store._parts.reader if near else None,
@@ -140,12 +140,12 @@ def test_a_simple_consumer_and_a_scan_get_them(store, bodies, near):
 
 
 @pytest.mark.usefixtures("described")
-def test_an_administrator_gets_them(store, bodies):
+def test_an_administrator_reads_large_bodies(store, bodies):
     assert [one.message.body for one in read_fetched(fetched(store).records, QUEUE)] == bodies
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_listener_is_told_the_bound_with_its_task(store, bodies, in_place, monkeypatch):
+def test_a_listener_gets_the_body_bound_with_its_task(store, bodies, in_place, monkeypatch):
     files = MappedStorage(store)._files
     records = RecordsInPlace.of(files, mapped(store))
     monkeypatch.setattr(compression._bound, "most_bytes", LIMIT)
@@ -156,7 +156,7 @@ def test_a_listener_is_told_the_bound_with_its_task(store, bodies, in_place, mon
 
 
 @pytest.mark.usefixtures("described")
-def test_the_process_of_a_predicate_is_told_the_bound(store, bodies):
+def test_the_process_of_a_predicate_gets_the_body_bound(store, bodies):
     files = MappedStorage(store)._files
     predicate = PredicateProcess(raymq.predicate(lambda message: len(message.body) > 6 << 20, timeout_s=WAIT_S))
     [records] = mapped(store)

@@ -91,7 +91,7 @@ def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(
 
 @pytest.mark.parametrize("where", ["magic", "name", "offset"])
 def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store, where):
-    """The magic; the name of the light queue in the record's properties; its offset there."""
+    """Damages the magic, the light queue's name in the record's properties, or the offset there."""
     names = {"INNER_MULTI_DISPATCH": ALICE}
     store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -115,7 +115,7 @@ def test_a_queue_that_does_not_exist_yet_is_empty(store):
     assert (nothing.status, nothing.next_offset) == (PullStatus.NO_NEW_MESSAGE, 0)
 
 
-def test_where_the_store_puts_none_there_the_message_is_refused(tmp_path):
+def test_a_store_without_light_queues_refuses_such_a_message(tmp_path):
     store = open_store(tmp_path)
     with producer_of(StoreClient(store, light_queues=False)) as producer:
         producer.send(Message("orders", b"first"), timeout_s=WAIT_S)
@@ -149,7 +149,7 @@ def test_thousands_of_queues_take_little_space(tmp_path):
 
 
 def expire(store: MessageStore, root: Path) -> None:
-    """Have retention delete all files of the log but the last."""
+    """Make retention delete all files of the log except the last."""
     now = datetime(2023, 11, 15, 3)
     for path in sorted((root / "commitlog").iterdir())[:-2]:
         os.utime(path, (now.timestamp() - 360_000,) * 2)
@@ -158,7 +158,7 @@ def expire(store: MessageStore, root: Path) -> None:
 
 
 def all_of(store: MessageStore, topic: str, offset: int) -> list[MessageExt]:
-    """The messages that a consumer at `offset` gets, which goes to the nearest end where the queue lacks its offset."""
+    """Return the messages for a consumer at `offset`, which goes to the nearest end if the queue lacks its offset."""
     [result] = store.fetch([FetchRequest(topic, 0, offset, 100)], max_bytes=1 << 20, wait_s=0)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         [result] = store.fetch([FetchRequest(topic, 0, result.next_offset, 100)], max_bytes=1 << 20, wait_s=0)
@@ -176,7 +176,7 @@ def test_a_queue_without_messages_is_swept_and_its_consumer_misses_nothing_later
     expire(store, root)
     assert [queue.topic for queue in store.topics.light_queues()] == [BOB]
     assert not (root / "consumequeue" / ALICE).exists()
-    # A consumer that had read all 30 is at offset 30.
+    # a consumer that had read all 30 messages is at offset 30
     store.append([make_batch([b"again"], extra_properties={"INNER_MULTI_DISPATCH": ALICE})])
     assert [message.body for message in all_of(store, ALICE, 30)] == [b"again"]
     [queue] = [queue for queue in store.topics.light_queues() if queue.topic == ALICE]

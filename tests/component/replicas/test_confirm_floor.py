@@ -1,4 +1,4 @@
-"""A replica remembers its highest confirm offset: a log that ends before it neither leads nor cuts whole ones."""
+"""A replica remembers its highest confirm offset: a log that ends before it neither leads nor truncates other logs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a group in which all replicas have BODIES, acknowledged."""
+    """Yield a maker of groups in which all replicas have BODIES, acknowledged."""
     with filled_groups(tmp_path, BODIES, mapped_file_size_commit_log_bytes=1 << 20) as build:
         yield build
 
 
 def record_ends(group: LocalReplicas, name: int) -> list[int]:
-    """The end of each record in a replica's log, which fits into its first file."""
+    """Return the end of each record in a replica's log, which fits into its first file."""
     end = group.replicas[name].account().end_offset
     path = min((group.directory(name) / "commitlog").iterdir())
     data, ends, position = path.read_bytes(), [], 0
@@ -41,7 +41,7 @@ def record_ends(group: LocalReplicas, name: int) -> list[int]:
 
 
 def restart(group: LocalReplicas, kept: dict[int, int]) -> dict[int, int]:
-    """End every process and cut some logs to a number of records; returns the end of each log before."""
+    """End every process and truncate some logs to a number of records. Returns the end of each log before."""
     ends = {name: record_ends(group, name) for name in sorted(group.names)}
     for name in sorted(group.names):
         group.close(name)
@@ -80,7 +80,7 @@ def test_a_replica_that_lost_the_end_of_its_log_says_so_follows_and_gets_it_back
 
 
 def elect_alone(group: LocalReplicas, name: int) -> None:
-    """Have a replica led that has lost its log and its confirm offset, as if the others were away for long."""
+    """Elect a replica that has lost its log and its confirm offset, as if the others were away for long."""
     (group.directory(name) / CONFIRM_FILE).unlink()
     group.open(name)
     group.control_state._due_since_s = -group.control_state.rules.grace_s
@@ -111,7 +111,7 @@ def test_a_replica_is_not_cut_below_its_confirm_offset_by_a_master_that_lacks_ac
     assert group.control_state.record.sync_state_set.members == {first}
 
 
-def test_where_losing_messages_is_allowed_the_replica_is_cut(make):
+def test_the_replica_is_truncated_if_losing_messages_is_allowed(make):
     group = make(2, replace(PATIENT, may_lose_confirmed=True))
     first = group.control_state.record.master
     restart(group, {first: 40})
@@ -123,7 +123,7 @@ def test_where_losing_messages_is_allowed_the_replica_is_cut(make):
     assert group.control_state.record.sync_state_set.members == group.names
 
 
-def test_what_every_replica_lost_is_given_up_and_the_group_goes_on(make, caplog):
+def test_messages_that_every_replica_lost_are_given_up_and_the_group_continues(make, caplog):
     group = make()
     first = group.control_state.record.master
     restart(group, {0: 40, 1: 60, 2: 50})

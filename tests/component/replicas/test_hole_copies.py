@@ -1,4 +1,4 @@
-"""A hole that no replica can mend is copied as a hole: logs stay equal, and are mended once anybody has the bytes."""
+"""A hole that no replica can mend is copied as a hole: logs stay equal, and are mended once a replica has the bytes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a group in which all replicas have BODIES, acknowledged."""
+    """Yield a maker of groups in which all replicas have BODIES, acknowledged."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
 
 def log_path(group: LocalReplicas, name: int) -> Path:
-    """A replica's first log file, which holds all records of these tests."""
+    """Return the path of a replica's first log file, which holds all records of these tests."""
     return min((group.directory(name) / "commitlog").iterdir())
 
 
@@ -52,7 +52,7 @@ def stop(group: LocalReplicas) -> None:
 
 
 def lose_new(group: LocalReplicas) -> None:
-    """End NEW, have it leave the set, end the others, and delete the directory of NEW."""
+    """End NEW, remove it from the set, end the others, and delete the directory of NEW."""
     group.close(NEW)
     group.master._sync.silent(frozenset({NEW}))
     group.control(4)
@@ -69,7 +69,8 @@ def start(group: LocalReplicas, *names: int) -> None:
 def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int = 0) -> bytes:
     """Damage the records of some bodies in the logs of replicas 0 and 1, lose the directory of NEW, and start all.
 
-    `size` bytes change, from `before` bytes before each body on. Returns the log as it was."""
+    `size` bytes change, from `before` bytes before each body on. Returns the intact log.
+    """
     lose_new(group)
     good = log_of(group, 0)
     for name in (0, 1):
@@ -83,7 +84,7 @@ def damage(group: LocalReplicas, numbers: range, *, size: int = 3, before: int =
 
 
 def give_back(group: LocalReplicas, name: int, good: bytes) -> None:
-    """Write the intact log into the directory of a replica that is closed, as from a backup of its disk."""
+    """Write the intact log into the directory of a closed replica, as from a backup of its disk."""
     data = bytearray(log_of(group, name))
     end = len(good.rstrip(b"\0"))
     data[:end] = good[:end]
@@ -108,7 +109,7 @@ def check_equal(group: LocalReplicas, expected: list[bytes | None]) -> None:
     ],
     ids=["a body", "nothing", "several bodies", "headers and all", "the first record"],
 )
-def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_goes_on(make, numbers, size, before):
+def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_continues(make, numbers, size, before):
     group = make(3, AT_ONCE)
     good = damage(group, numbers, size=size, before=before)
     group.settle()
@@ -121,7 +122,7 @@ def test_a_new_replica_gets_the_hole_as_a_hole_and_the_group_goes_on(make, numbe
     check_equal(group, [*expected, b"new"])
     end = group.master.account().end_offset
     assert {replica.account().confirm_offset for replica in group.replicas.values()} == {end}
-    for _ in range(2):  # it is the same after a restart, and after it comes back with the bytes
+    for _ in range(2):  # the result is equal after a restart, and after a replica returns with the bytes
         stop(group)
         start(group)
         group.settle()
@@ -146,7 +147,7 @@ def test_a_new_replica_gets_a_hole_in_parts(make):
 
 @pytest.mark.parametrize(("field", "bit"), [(QUEUE_ID_OFFSET + 3, 0), (QUEUE_OFFSET_OFFSET + 7, 1)])
 def test_a_record_that_names_a_wrong_place_is_copied_as_a_hole_and_mended(make, field, bit):
-    """Its bytes pass all checks, so only the hole and the queue's unit tell the other replicas."""
+    """The record's bytes pass all checks, so only the hole and the queue's unit show the damage to other replicas."""
     group = make(3, AT_ONCE)
     lose_new(group)
     good = log_of(group, 0)
@@ -185,7 +186,7 @@ def test_a_hole_at_a_files_end_is_copied_and_the_log_goes_on_in_the_next_file(ma
         at = data.rindex(BODIES[-1])
         data[at - 88 :] = b"\xaa" * (len(data) - at + 88)
         log_path(group, name).write_bytes(data)
-        for lost in ("dedup", "checkpoint"):  # as after a crash: the whole log is walked
+        for lost in ("dedup", "checkpoint"):  # as after a crash: recovery walks the whole log
             (group.directory(name) / lost).unlink()
         (group.directory(name) / "abort").touch()
     start(group)
@@ -215,7 +216,7 @@ def test_while_a_member_of_the_set_may_have_the_intact_bytes_the_hole_is_not_cop
     for _ in range(2):
         with pytest.raises(StoreCorruptError, match=f"replica {other} may have the intact bytes"):
             group.copy(NEW)
-        # Over lanes the error may come before the slave has appended the chunk that is on its way.
+        # over lanes the error may come before the slave has appended the chunk in flight
         store = group.replicas[NEW].any_store
         eventually(
             lambda store=store: store.log.end_offset == group.master.holes[0].offset, "the chunk before the hole"
@@ -239,7 +240,7 @@ def test_before_a_replica_that_is_away_had_time_to_come_back_the_hole_is_not_cop
 
 
 def hole_of_two_stores(tmp_path: Path, numbers: range = range(20, 21)) -> tuple[MessageStore, MessageStore]:
-    """A store with a hole, the records of some bodies, and another one that has its log up to the hole."""
+    """Return a store with a hole, the records of some bodies, and another store whose log ends at the hole."""
     settings = small_settings(tmp_path / "master")
     master = MessageStore.open(settings, broker_name="broker-a")
     for body in BODIES:
@@ -326,7 +327,7 @@ def test_a_cut_before_a_hole_forgets_it_so_that_new_records_are_none(tmp_path):
 
 
 def copy_hole(master: MessageStore, slave: MessageStore, part_bytes: Callable[[], int], parts: int = 1 << 30) -> bool:
-    """Copy the hole at the slave's end, in so many parts at most; true if it is whole then."""
+    """Copy the hole at the slave's end in `parts` parts at most. Returns True if the hole is then whole."""
     end = slave.log.end_offset
     for _ in range(parts):
         at = slave.chunks.append_offset
@@ -375,7 +376,7 @@ def test_a_slave_that_stops_between_two_parts_begins_the_hole_again(tmp_path, en
     master.close()
 
 
-def test_what_is_appended_after_some_parts_of_a_hole_leaves_nothing_of_them(tmp_path):
+def test_an_append_after_some_parts_of_a_hole_removes_these_parts(tmp_path):
     master, slave = hole_of_two_stores(tmp_path)
     assert not copy_hole(master, slave, lambda: 50, parts=4)
     slave.append([make_batch([b"x"])])  # it leads now
@@ -404,7 +405,7 @@ def test_a_hole_that_is_mended_on_the_master_while_it_is_copied_is_copied_as_rec
 
 
 def good_record(master: MessageStore, hole: Hole) -> bytes:
-    """The record that a hole was before the first byte of its body changed."""
+    """Return the record that a hole was before the first byte of its body changed."""
     data = bytearray(master.chunks.read_hole(hole.offset, master.log.end_offset)[0])
     data[data.index(bytes([BODIES[20][0] ^ 1]) + BODIES[20][1:])] ^= 1
     return bytes(data)

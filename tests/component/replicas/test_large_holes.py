@@ -11,7 +11,7 @@ BODIES = [bytes([number]) * (4 << 20) for number in range(20)]
 
 
 def open_large(root: Path, *, follows: bool) -> MessageStore:
-    """A store whose log file takes all of BODIES; consumers of one that `follows` see what its master has confirmed."""
+    """Open a store whose log file takes all of BODIES. With `follows`, consumers see what the master has confirmed."""
     settings = small_settings(root, mapped_file_size_commit_log_bytes=128 << 20)
     return MessageStore.open(settings, broker_name="broker-a", on_stored=(lambda end: None) if follows else None)
 
@@ -27,7 +27,7 @@ def test_a_hole_of_more_than_64_mib_is_copied(tmp_path):
         for start in starts[1 : len(BODIES) - 1]:
             file.seek(start)
             file.write(b"\xaa" * 88)
-    (tmp_path / "master" / "dedup").unlink()  # the whole log is walked
+    (tmp_path / "master" / "dedup").unlink()  # recovery walks the whole log
     master = open_large(tmp_path / "master", follows=False)
     [hole] = master.mender.holes
     assert hole.size > 64 << 20

@@ -1,4 +1,4 @@
-"""The frames of the log at a replica: what they wait for, and that they hold no thread while they wait."""
+"""The frames of the log at a replica: their conditions for an answer, and that waiting frames hold no thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def group(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 @pytest.fixture
 def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
-    """Some lanes to each replica."""
+    """Open some lanes to each replica."""
     with ExitStack() as stack:
         opened: dict[int, list[Lane]] = {MASTER: [], SLAVE: []}
         for replica in (MASTER, SLAVE):
@@ -59,7 +59,7 @@ def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
 
 
 def position(group: LocalReplicas, **changed: object) -> ReadLog:
-    """The slave's next READ_LOG."""
+    """Return the slave's next READ_LOG."""
     following = group.replicas[SLAVE].following(0.0)
     assert following is not None
     end = following.position or 0

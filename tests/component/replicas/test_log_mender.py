@@ -1,4 +1,4 @@
-"""Damage in a replica's log is mended by the bytes of another one, and a damaged replica does not lead before."""
+"""Another replica's bytes mend damage in a replica's log, and a damaged replica does not lead before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes a group in which all replicas have BODIES, acknowledged."""
+    """Yield a maker of groups in which all replicas have BODIES, acknowledged."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
@@ -40,7 +40,7 @@ BODY_AFTER_MAGIC = 84
 
 
 def flip(group: LocalReplicas, name: int, body: bytes, back: int = 0) -> None:
-    """Change a byte of a body in the log of a replica that is closed, or so many bytes before it."""
+    """Change a byte of a body in the log of a closed replica, or the byte `back` bytes before it."""
     for path in sorted((group.directory(name) / "commitlog").iterdir()):
         data = bytearray(path.read_bytes())
         position = data.find(body)
@@ -63,7 +63,7 @@ def start(group: LocalReplicas, *names: int) -> None:
 
 
 def logs(group: LocalReplicas) -> set[bytes]:
-    """The different logs of the group."""
+    """Return the different logs of the group."""
     return {
         b"".join(path.read_bytes() for path in sorted((group.directory(name) / "commitlog").iterdir())).rstrip(b"\0")
         for name in group.names
@@ -110,7 +110,7 @@ def test_if_every_replica_has_damage_of_its_own_each_gets_back_what_it_lacks(mak
     check_whole(group, BODIES)
 
 
-def test_what_no_replica_has_stays_damaged_and_the_group_goes_on(make):
+def test_records_that_no_replica_has_intact_stay_damaged_and_the_group_continues(make):
     group = make()
     stop(group)
     for name in group.names:
@@ -121,7 +121,8 @@ def test_what_no_replica_has_stays_damaged_and_the_group_goes_on(make):
     assert [len(replica.holes) for replica in group.replicas.values()] == [1, 1, 1]
     assert group.control_state.record.sync_state_set.members == group.names
     slaves = [replica for replica in group.replicas.values() if replica is not group.master]
-    assert all(replica.account().complete for replica in slaves)  # as good as the master: one of them may lead next
+    # as intact as the master, so one of them may lead next
+    assert all(replica.account().complete for replica in slaves)
     assert len(logs(group)) == 1
 
 
@@ -137,7 +138,7 @@ def test_damage_behind_the_end_to_which_a_log_is_cut_is_gone_with_it(make):
     [hole] = group.replicas[other].holes
     stop_one = group.replicas.pop(other)
     stop_one.close()
-    assert truncate_log(settings, end) == 0  # a record boundary behind the damage
+    assert truncate_log(settings, end) == 0  # a record boundary after the damage
     assert truncate_log(settings, hole.offset) > 0
     start(group, other)
     assert group.replicas[other].holes == ()
@@ -162,18 +163,18 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     assert (found[0], len(found[1])) == (hole.offset, hole.size)
     chunks = group.replicas[other].any_store.chunks
     assert chunks.read_part(hole.offset, hole.size) is None
-    after = chunks.read_part(hole.offset, 2 * hole.size)  # the records are of one size
+    after = chunks.read_part(hole.offset, 2 * hole.size)  # the records have equal sizes
     assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
 
 
 def damage(group: LocalReplicas, name: int, numbers: range) -> None:
-    """Change a byte in the body of several records of a replica that is closed."""
+    """Change a byte in the body of several records of a closed replica."""
     for number in numbers:
         flip(group, name, BODIES[number])
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> list[int]:
-    """Have parts of about so many bytes sent at most; the list gets the size of each part that is written."""
+    """Limit parts to about `max_bytes`. Returns a list that gets the size of each written part."""
     sizes: list[int] = []
     read_part, mend = LogChunks.read_part, HoleMender.mend
 
@@ -265,13 +266,13 @@ def test_mended_records_are_found_by_their_keys(make):
 
 
 def keyed(group: LocalReplicas, name: int, key: str, **options: int) -> list[bytes]:
-    """The bodies that a replica's store finds by a key."""
+    """Return the bodies that a replica's store finds by a key."""
     found = group.replicas[name].any_store.queries.by_key("orders", key, **options)
     return [one.body for one in decode_records(found.records)]
 
 
 def last_blank(group: LocalReplicas, name: int) -> tuple[Path, int]:
-    """A replica's first log file, and the position of the BLANK that ends it."""
+    """Return a replica's first log file, and the position of the BLANK that ends it."""
     path = min((group.directory(name) / "commitlog").iterdir())
     data, position = path.read_bytes(), 0
     while data[position + 4 : position + 8] != BLANK:
@@ -297,7 +298,7 @@ def test_a_damaged_end_of_a_file_is_written_again_here_or_mended(make, damaged, 
     if damaged == (40,):
         data[position + 5] ^= 1
     path.write_bytes(data)
-    for name in ("dedup", "checkpoint"):  # as after a crash: the whole log is walked
+    for name in ("dedup", "checkpoint"):  # as after a crash: recovery walks the whole log
         (group.directory(other) / name).unlink()
     (group.directory(other) / "abort").touch()
     start(group, other)

@@ -1,4 +1,4 @@
-"""A broker group whose master has not flushed what its slave has: nothing acknowledged is lost, whoever leads next."""
+"""A broker group whose slave has more on disk than its master: nothing acknowledged is lost, whoever leads next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASTER, SLAVE = 0, 1
 
 
 class Disk:
-    """Flushes of the files below a directory wait while `works` is clear; all others take no time."""
+    """Flushes of files below a directory wait while `works` is clear; all other flushes take no time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = f"{directory}/"
@@ -41,7 +41,7 @@ class Disk:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[LocalReplicas]:
-    """Two replicas in sync, the first of which leads."""
+    """Yield two replicas in sync. The first replica leads."""
     group = LocalReplicas(tmp_path, 2)
     begin(group)
     assert group.master is group.replicas[MASTER]
@@ -53,7 +53,7 @@ def group(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 @pytest.fixture
 def disk(group: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """The master's disk."""
+    """Yield the master's disk."""
     disk = Disk(group.directory(MASTER))
     monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -62,7 +62,7 @@ def disk(group: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk
 
 
 def begin(group: LocalReplicas) -> None:
-    """Have a first message in both logs, which have files then."""
+    """Store a first message in both logs, so that their files exist."""
     group.settle()
     started = group.master.start_append([make_batch([b"zero"])])
     eventually(lambda: bool(group.master.account().end_offset), "a flush")
@@ -76,7 +76,7 @@ def settled(started: StartedAppend) -> list[AppendResult] | None:
 
 
 def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend:
-    """Have an append on the slave's disk, and only written at the master."""
+    """Append so that the record is on the slave's disk, and only written at the master."""
     disk.works.clear()
     started = group.replicas[MASTER].start_append([make_batch([body])])
     group.copy(SLAVE)
@@ -85,7 +85,7 @@ def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend
 
 
 def cut_power(group: LocalReplicas, disk: Disk) -> None:
-    """End the master's process, and cut its log to what was on its disk."""
+    """End the master's process, and truncate its log to the part on its disk."""
     end = group.replicas[MASTER].account().end_offset
     settings = group.settings(MASTER)
     confirm_file = group.directory(MASTER) / CONFIRM_FILE
@@ -100,7 +100,8 @@ def elect(group: LocalReplicas, away: int | None = None) -> None:
     group.control_state._lease_until_s = 0.0
     if away is not None:
         group.control_state._accounts.pop(away)
-        group.control_state._due_since_s = -group.control_state.rules.grace_s  # it was waited for
+        # the Controller has waited for the absent replica
+        group.control_state._due_since_s = -group.control_state.rules.grace_s
     group.control(6)
 
 
@@ -111,7 +112,7 @@ def logs(group: LocalReplicas) -> set[bytes]:
     }
 
 
-def test_the_slave_gets_what_the_master_flushes_meanwhile_and_nothing_is_acknowledged_or_shown_before(group, disk):
+def test_nothing_is_acknowledged_or_visible_before_the_masters_flush_although_the_slave_has_it(group, disk):
     started = append_ahead(group, disk, b"one")
     assert settled(started) is None
     assert bodies_of(group.replicas[MASTER].store) == [b"zero"]
@@ -165,7 +166,7 @@ def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledge
     group.control(2)
     following = slave.following(0.0)
     assert following is not None
-    # What it has acknowledged counts at the master: it must not be gone, not for a moment.
+    # Acknowledgements of the slave count at the master, so its copies must never disappear, not even briefly.
     assert slave.align(following.epoch, group.replicas[MASTER].history(following.epoch)) == end
     group.copy(SLAVE)
     disk.works.set()

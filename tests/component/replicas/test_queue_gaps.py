@@ -1,4 +1,4 @@
-"""A slave takes a log whose queues have gaps, or offsets twice, as its master took it: with the same units."""
+"""A slave copies a log whose queues have gaps or doubled offsets, and builds the same units as its master."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 BODIES = [b"%06d" % number + b"x" * 100 for number in range(100)]
 MADE_AGAIN = ("consumequeue", "dedup", "index", "index.sums")
-"""What a store lost when its log is all that is left."""
+"""The files that a store loses when only its log is left."""
 NEW = 2
 
 Change = Callable[[bytearray], None]
@@ -43,7 +43,7 @@ def gap_after_few(log: bytearray) -> None:
 
 
 def gap_beside_a_hole(log: bytearray) -> None:
-    """A hole that has no room for as many records as the queue lacks."""
+    """A hole that is too small for the records that the queue lacks."""
     genuine_gap(log)
     at = log.index(BODIES[39]) - BODY_OFFSET
     log[at : at + BODY_OFFSET] = b"\xaa" * BODY_OFFSET
@@ -58,7 +58,7 @@ def gap_and_damage(log: bytearray) -> None:
 
 
 def offsets_twice(log: bytearray) -> None:
-    """Two stretches name the same offsets, as after a log that was put together from two."""
+    """Two ranges name the same offsets, as in a log that was put together from two logs."""
     for number in range(40, len(BODIES)):
         set_offset(log, number, number - 13)
 
@@ -67,7 +67,7 @@ CHANGES = [genuine_gap, gap_after_few, gap_beside_a_hole, gap_and_damage, offset
 
 
 def change_log(directory: Path, change: Change) -> None:
-    """Change the log of a closed store, and delete all that is made from it."""
+    """Change the log of a closed store, and delete all files that are made from the log."""
     path = min((directory / "commitlog").iterdir())
     log = bytearray(path.read_bytes())
     change(log)
@@ -81,7 +81,7 @@ def change_log(directory: Path, change: Change) -> None:
 
 
 def units_of(store: MessageStore) -> list[tuple[int, ...]]:
-    """The units of the queue, PRE_BLANKs without what they hold beside their size."""
+    """Return the units of the queue; for PRE_BLANKs only their size."""
     queue = store._parts.queues.get_plain("orders", 0)
     assert queue is not None
     units: list[tuple[int, ...]] = []

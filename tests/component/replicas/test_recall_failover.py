@@ -1,4 +1,4 @@
-"""A recall that was acknowledged holds after a failover: the next master delivers the other messages only."""
+"""An acknowledged recall holds after a failover: the next master delivers the other messages only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 HOST = ("127.0.0.1", 5000)
 WAITS_MS = 4000
-"""Longer than the failover takes; where a machine is so busy that it does not, the first master cancels the pair."""
+"""Longer than the failover takes. If the machine is so busy that it is not, the first master cancels the pair."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_next_master_knows_the_recall(group: LocalReplicas):
 
     old = group.control_state.record.master
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # its lease is over
+    group.control_state._lease_until_s = 0.0  # its lease has expired
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old

@@ -1,4 +1,4 @@
-"""A long read of ranges while the replicas of a broker group fail over: the rows are those of before, each once."""
+"""A long read of ranges while the replicas of a broker group fail over returns the same rows, each once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANGES = [OffsetRange("orders", "a", queue_id, 0, COUNT) for queue_id in range(Q
 
 
 class Master:
-    """The storage client of the replica that led when its name was asked for last."""
+    """The storage client of the replica that led when the name was looked up last."""
 
     def __init__(self, group: LocalReplicas, *, near: bool) -> None:
         self._group, self._near = group, near
@@ -73,7 +73,7 @@ def bodies_from(first: int) -> list[bytes]:
 
 
 def fail_over(group: LocalReplicas) -> None:
-    """End the master, with its files, and have another one lead."""
+    """End the master and delete its files, and have another replica lead."""
     record = group.control_state.record
     assert record is not None
     assert record.master is not None
@@ -93,7 +93,7 @@ def fail_over(group: LocalReplicas) -> None:
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["in place", "over calls"])
-def test_the_rows_are_the_same_after_the_master_and_its_files_are_gone(group: LocalReplicas, near: bool) -> None:
+def test_the_rows_do_not_change_when_the_master_and_its_files_are_gone(group: LocalReplicas, near: bool) -> None:
     master = Master(group, near=near)
     routes: Any = FakeRoutes(topic_route(a=QUEUES))
     storages: Any = SimpleNamespace(get=lambda name: master)

@@ -75,7 +75,7 @@ def add_batch(store: MessageStore, index: int) -> None:
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """A store that was killed: three log files of batches, with some messages of another topic between them."""
+    """Return a killed store: three log files of batches, with some messages of another topic between them."""
     store = open_batched(tmp_path / "original")
     for index in range(BATCHES):
         if index % 10 == 0:
@@ -209,7 +209,7 @@ def test_a_time_and_a_key_lead_into_the_queue(root):
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 @pytest.mark.parametrize("lost", ["batchconsumequeue/batched/0", "consumequeue/orders/0", "last file", "dedup"])
-def test_what_is_lost_of_the_queues_is_made_again(root, lost, stopped):
+def test_lost_queue_files_are_rebuilt(root, lost, stopped):
     if stopped:
         open_batched(root).close()
     path = root / lost
@@ -249,7 +249,7 @@ def test_a_truncated_log_takes_its_batches_along(root):
     store.close()
 
 
-def test_batches_go_by_their_age_and_their_queue_files_with_them(root, monkeypatch):
+def test_retention_deletes_old_batches_and_their_queue_files(root, monkeypatch):
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
     store = open_batched(root)
     now = datetime(2023, 11, 15, 3)
@@ -291,7 +291,7 @@ def test_a_deleted_topic_is_gone_with_its_batches(root):
 
 
 def test_offsets_may_be_higher_than_so_many_records_would_need_bytes(tmp_path):
-    """Recovery takes a record's queue offset for damage if it cannot be; 30 messages in a batch need few bytes each."""
+    """Recovery treats an impossible queue offset as damage; but 30 messages in a batch need few bytes each."""
     store = open_batched(tmp_path / "original")
     for index in range(20):
         end = store.status().max_physical_offset
@@ -353,7 +353,7 @@ def plain_records(count: int, topic: str, queue_offset: int, physical_offset: in
 
 
 def mixed_log() -> list[bytes]:
-    """Topic "a" has single messages, "b" batches; records of the other kind, or none, are between them."""
+    """Topic "a" has single messages and "b" batches; records of the other kind, or of neither, are between them."""
     log: list[bytes] = []
 
     def batch(topic: str, base_offset: int, num: int | None = None) -> None:
@@ -396,7 +396,7 @@ def test_what_is_not_of_its_queues_kind_is_in_no_queue_of_a_slave_as_after_recov
 
 @pytest.mark.parametrize("index", [0, 13])
 def test_the_messages_of_a_damaged_batch_are_damaged_and_the_others_come(root, index):
-    """A bit of a batch's body is flipped: each of its messages is handed over as a damaged record, in its place."""
+    """A bit of a batch's body is flipped: each of its messages is returned as a damaged record, in its place."""
     store = open_batched(root)
     [first] = store.fetch([FetchRequest("batched", 0, BASES[index], 1)], max_bytes=1, wait_s=0.0)
     place = read_header(first.records).physical_offset

@@ -1,4 +1,4 @@
-"""Store directories that Apache RocketMQ 4.9 wrote: they open, read back, take more, and open again."""
+"""Store directories that Apache RocketMQ 4.9 wrote: they open, are read, take more messages, and open again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def root(request, tmp_path) -> Path:
 
 
 def check_manifest(store: MessageStore, root: Path) -> None:
-    """Every message of manifest.tsv is where it says, with the body it had.
+    """Check that every message of manifest.tsv is at its place, with its body.
 
-    A delayed message's line has the delay topic's queue offset; the message is found by that in its level's queue.
+    A delayed message's line has the delay topic's queue offset, by which the message is found in its level's queue.
     """
     known = store.topics.queue_ids()
     delayed = {m.physical_offset: m for t, qs in known.items() for q in qs if t.startswith("SCHEDULE")
@@ -87,7 +87,7 @@ def test_more_can_be_appended_and_it_opens_again(root):
 
 
 def test_queues_made_again_from_the_log_are_the_queues_that_rocketmq_wrote(root, tmp_path):
-    """Byte for byte, the delayed messages' queues too, whose units hold times of delivery."""
+    """The files are equal byte for byte, also the delayed messages' queues, whose units hold times of delivery."""
     written = {
         path.relative_to(root): path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()
     }
@@ -105,7 +105,8 @@ def manifest(root: Path) -> list[list[str]]:
 
 
 def check_queries(store: MessageStore, root: Path) -> None:
-    """Every message of manifest.tsv is found by each of its keys, its unique id, its offset id and its time."""
+    """Check that every message of manifest.tsv is found by each of its keys, its unique id, its offset id and its
+    time."""
     for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
         found_at = parse_offset_message_id(message_id).physical_offset
         assert found_at == int(physical_offset)
@@ -139,7 +140,7 @@ def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
 
 
 def test_index_files_made_again_from_the_log_are_those_that_rocketmq_wrote(tmp_path):
-    """Byte for byte, but for their names, which are the times they were made at."""
+    """The files are equal byte for byte, except their names, which are their creation times."""
     root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))
     written = [path.read_bytes() for path in sorted((root / "index").iterdir())]
     assert len(written) == 4

@@ -1,4 +1,4 @@
-"""Logs that RocketMQ 4.9 wrote, opened and copied: nothing in them is lost, each message means what it meant there."""
+"""Logs that RocketMQ 4.9 wrote, opened and copied: nothing is lost, and each message keeps its meaning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_record_whose_last_property_ends_in_nul_is_whole(tmp_path, which, cras
     of = {"one in the middle": {200}, "all": set(range(1000)), "the last": {999}}[which]
     rows = [Row("T", 0, i, NUL % i if i in of else b"TAGS\x01t\x02UNIQ_KEY\x01M%d" % i) for i in range(1000)]
     end = write_log(tmp_path / "store", rows, crashed=crashed)
-    # Else a power failure between the two sectors may have done it.
+    # otherwise a power failure between the two sectors may have caused it
     assert end % 512 != 1
     for _ in range(2):
         store = open_store(tmp_path / "store")
@@ -80,7 +80,7 @@ def test_a_replica_takes_records_whose_last_property_ends_in_nul(tmp_path, max_b
 
 
 def torn_log(root: Path, *, crashed: bool) -> None:
-    """The last record's properties cross a sector's end, and what is behind that is zero."""
+    """Write a log whose last record's properties cross a sector's end, with zeros after that end."""
     rows = [Row("T", 0, i, b"UNIQ_KEY\x01M%d" % i) for i in range(3)]
     end = write_log(root.with_name("before"), rows)
     filler = b"y" * ((-end - 91 - 1 - 9) % 512 + 512)
@@ -95,7 +95,7 @@ def torn_log(root: Path, *, crashed: bool) -> None:
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("crashed", [False, True], ids=["after a clean stop", "after a crash"])
 def test_properties_cut_at_a_sector_s_end_cost_the_last_record_after_a_crash_only(tmp_path, crashed):
-    """Before a clean stop everything was flushed: nothing is torn then."""
+    """Before a clean stop everything is flushed, so nothing can be torn."""
     torn_log(tmp_path / "store", crashed=crashed)
     store = open_store(tmp_path / "store")
     assert offsets(store) == [0, 1, 2] if crashed else [0, 1, 2, 3]
@@ -126,7 +126,7 @@ DELAYED = b"DELAY\x0118\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 
 def lmq_rows(elsewhere: dict[int, str]) -> list[Row]:
-    """21 messages in %LMQ%a, those at `elsewhere` from records of these topics, the others from T:0."""
+    """Return 21 messages in %LMQ%a: those at `elsewhere` from records of these topics, the others from T:0."""
     rows: list[Row] = []
     counts: dict[tuple[str, int], int] = {}
     for offset in range(21):
@@ -181,7 +181,7 @@ def test_a_clean_open_leaves_a_queue_that_ends_with_a_delayed_message_as_it_is(t
 
 
 def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
-    """RocketMQ 5 dispatches no retried message, and leaves in it the offset of the message that was given back."""
+    """RocketMQ 5 dispatches no retried message, and leaves the offset of the returned message in it."""
     rows = [*lmq_rows({}), Row("%RETRY%g", 0, 0, lmq(0)), Row("%RETRY%g", 0, 1, lmq(3))]
     write_log(tmp_path / "a", rows, crashed=True)
     source, target = open_store(tmp_path / "a"), open_store(tmp_path / "b")
@@ -196,7 +196,7 @@ def test_a_stale_offset_of_a_retried_message_changes_nothing(tmp_path):
     "lost", [[10], [0, 1, 2], [18, 19, 20], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [*range(20)]]
 )
 def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
-    """An offset whose record is lost is not where a queue begins, nor does the queue begin behind it."""
+    """An offset whose record is lost is not the begin of a queue, nor does the queue begin after it."""
     others = [Row("T", 1, offset, b"UNIQ_KEY\x01O%d" % offset) for offset in range(30)]
     rows = [Row("T", 0, offset, b"UNIQ_KEY\x01M%d" % offset) for offset in range(22) if offset not in lost]
     write_log(tmp_path / "store", [*others, *rows], crashed=True)
@@ -215,8 +215,10 @@ def test_holes_do_not_hide_the_messages_before_them(tmp_path, lost):
 @pytest.mark.parametrize("snapshot", [True, False], ids=["with a snapshot", "without"])
 @pytest.mark.parametrize("left", [True, False], ids=["an empty directory is left", "nothing is left"])
 def test_a_topic_that_rocketmq_deleted_stays_deleted(tmp_path, left, snapshot):
-    """RocketMQ 4.9 leaves the topic's directory, without those of its queues; RocketMQ 5 leaves nothing. It does not
-    know the snapshot, which then ends before what RocketMQ has stored."""
+    """RocketMQ 4.9 leaves the topic's directory without the directories of its queues; RocketMQ 5 leaves nothing.
+
+    RocketMQ ignores the snapshot, which then ends before the messages that RocketMQ has stored.
+    """
     own = b"RMQ_PID\x01p\x02RMQ_EPOCH\x011\x02RMQ_SEQ\x01%d"
     rows = [Row(topic, 0, i, own % i) for i in range(5) for topic in ("Gone", "Kept")]
     write_log(tmp_path / "store", rows)
@@ -248,7 +250,7 @@ FOR_T = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
 
 @pytest.mark.usefixtures("walk")
 def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_queue(tmp_path):
-    """It keeps the sequences that the messages had in the queue where they waited."""
+    """The message keeps the sequences that it had in the queue where it waited."""
     ours = delivery_producer_id(SCHEDULE_TOPIC, 0)
     rows = [Row(SCHEDULE_TOPIC, 0, i, sent("P", i, FOR_T)) for i in range(200)]
     rows.append(Row("T", 0, 0, sent("P", 0)))
@@ -270,7 +272,7 @@ def test_what_rocketmq_s_scheduler_delivered_says_nothing_of_who_sends_to_that_q
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, 3 * 86_400_000], ids=["in a timer queue", "in the roll queue"])
 def test_a_message_waits_for_its_time_though_rocketmq_made_its_unit(tmp_path, ahead_ms):
-    """RocketMQ knows nothing of these queues: it puts the tag's code where the time belongs."""
+    """RocketMQ ignores these queues: it puts the tag's code where the time belongs."""
     now_ms = STORED_MS
     at_ms = now_ms + ahead_ms
     queue_id = timer_queue(at_ms, now_ms)

@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Opens stores on this clock, which deliver unless told otherwise, and closes them at the end."""
+    """Yield a function that opens stores on this clock. Stores deliver by default, and are closed at the end."""
     stores = []
 
     def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:

@@ -32,7 +32,7 @@ RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "
 
 
 def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
-    """Store the messages, of level 3 or for a time of their own; returns their physical offsets."""
+    """Store the messages, of level 3 or with a time of their own. Returns their physical offsets."""
     due_ms = clock.now_ms + DUE_MS
     places = []
     for number, body in enumerate(BODIES):
@@ -50,7 +50,7 @@ def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
 
 
 def received(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> list[MessageExt]:
-    """The messages that a consumer of a queue gets."""
+    """Return the messages that a consumer of a queue gets."""
     bounds = store.queues.bounds(topic, queue_id)
     messages = []
     for offset in range(bounds.min_offset, bounds.max_offset):
@@ -68,7 +68,7 @@ def deliver_all(store: MessageStore) -> None:
 
 
 def damaged_deliveries(store: MessageStore) -> list[int]:
-    """The physical offsets of the records for consumers that a replica would refuse to copy."""
+    """Return the physical offsets of delivered records that a replica would refuse to copy."""
     queue = store._parts.queues.get("orders", 3)
     units = queue.units(0, queue.next_offset)
     found = []
@@ -113,7 +113,7 @@ def test_a_damaged_delayed_message_holds_up_no_other(
 
 
 def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
-    """The queue of the level that the record names now goes on just at the record's offset."""
+    """The queue of the level that the damaged record names continues exactly at the record's offset."""
     store = opened(deliver=False)
     places = put_delayed(store, clock, "level")
     batch = encode_batch(
@@ -154,7 +154,7 @@ def test_a_damaged_recall_is_logged_and_the_others_are_obeyed(opened, clock, tmp
     flip(tmp_path / "store", places[1], field)
     clock.now_ms = due_ms
     deliver_all(store)
-    # The properties of a recall say all that counts, so damage in its body changes nothing.
+    # the properties of a recall have all that matters, so damage in its body changes nothing
     delivered = [BODIES[4]] if field == "body" else [BODIES[1], BODIES[4]]
     assert [message.body for message in received(store)] == delivered
     recalled = [message.body for message in received(store, RECALLED_TOPIC, 0)]

@@ -24,7 +24,7 @@ HOST = ("127.0.0.1", 5000)
 
 
 def send(store: MessageStore, clock: Clock, body: bytes, due_ms: int) -> RecallHandle:
-    """Store a message that waits, as a producer does."""
+    """Store a waiting message, as a producer does."""
     message_id = body.hex().upper().rjust(32, "0")
     batch = encode_batch(
         [Message("orders", body, tags="t", deliver_at_ms=due_ms)],
@@ -49,7 +49,7 @@ def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> lis
 
 
 def settle(store: MessageStore) -> None:
-    """Until the scheduler has nothing to do at the time that it is now."""
+    """Wait until the scheduler has nothing to do at the present time."""
     scheduler = store.schedule.new_scheduler()
     store.schedule.stop_delivery()
     while scheduler.round() == 0:
@@ -107,7 +107,7 @@ def test_a_recall_outlives_its_store(opened, clock, tmp_path, end):
         root = tmp_path / "store"
     else:
         root = killed_copy(store._root, tmp_path / "copy")
-    clock.now_ms = due_ms + 3 * DAY_MS  # nothing ran for days: what is recalled is still recalled
+    clock.now_ms = due_ms + 3 * DAY_MS  # nothing ran for days, but the recall is still valid
     again = opened(root, deliver=False)
     settle(again)
     assert bodies(again) == [b"kept"]
@@ -167,7 +167,7 @@ def test_recalls_are_bounded(opened, clock, monkeypatch):
     recall(store, clock, send(store, clock, b"4", clock.now_ms + 60_000), "later")
 
 
-def test_levels_know_no_recall(opened, clock):
+def test_messages_of_a_delay_level_cannot_be_recalled(opened, clock):
     """RocketMQ recalls timed messages only, and so does raymq."""
     store = opened(deliver=False)
     recall(store, clock, RecallHandle("orders", "broker-a", clock.now_ms + 5000, "0" * 31 + "1"))

@@ -33,7 +33,7 @@ DAY_MS = 24 * HOUR_MS
 def waiting_batch(
     messages: Sequence[Message], clock: Clock, *, real_queue_id: int = 3, producer: ProducerSequence | None = None
 ) -> EncodedBatch:
-    """The batch that a producer makes of delayed messages, which all wait in the same queue."""
+    """Return the batch that a producer encodes of delayed messages, which all wait in one queue."""
     first = messages[0]
     if first.delay_level:
         topic, queue_id = SCHEDULE_TOPIC, min(first.delay_level, 18) - 1
@@ -59,7 +59,7 @@ def timed(body: bytes, deliver_at_ms: int) -> Message:
 
 
 def delivered(store: MessageStore) -> list[MessageExt]:
-    """The messages of the queue that they are for, which may grow meanwhile."""
+    """Return the messages of the target queue, which may grow during the read."""
     end = store.queues.bounds("orders", 3).max_offset
     [result] = store.fetch([FetchRequest("orders", 3, 0, max(end, 1))], max_bytes=1 << 24, wait_s=0)
     return decode_records(result.records, broker_name="broker-a")
@@ -75,7 +75,7 @@ def wait_for_bodies(store: MessageStore, expected: list[bytes]) -> None:
 
 
 def wait_for_a_round(store: MessageStore) -> None:
-    """Until the scheduler has looked at the queues at the time that it is now."""
+    """Wait until the scheduler has checked the queues at the present time."""
     looked = store._appender.read_clock
     rounds = []
     store._appender.read_clock = lambda: rounds.append(1) or looked()  # type: ignore[method-assign]
@@ -97,7 +97,7 @@ def test_a_message_of_level_3_waits_in_queue_2_and_its_unit_holds_the_time_of_de
     assert message.system_properties["REAL_QID"] == "3"
 
 
-def test_it_is_delivered_when_it_is_due_and_not_before(opened, clock):
+def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(opened, clock):
     store = opened()
     store.append([waiting_batch([level(b"x")], clock)])
     stored = clock.now_ms
@@ -112,7 +112,7 @@ def test_it_is_delivered_when_it_is_due_and_not_before(opened, clock):
     assert message.message_id == "0" * 32
     assert message.born_timestamp_ms == stored
     assert message.store_timestamp_ms == stored + 10_000
-    # RocketMQ leaves these in the stored text.
+    # RocketMQ leaves these in the stored text
     assert message.system_properties["DELAY"] == "3"
     assert message.system_properties["REAL_TOPIC"] == "orders"
 
@@ -204,8 +204,8 @@ def test_messages_wait_over_a_restart_and_are_delivered_once(opened, clock, tmp_
 
 
 @pytest.mark.parametrize("name", ["delayOffset.json", "timerOffset.json"])
-def test_the_log_alone_tells_what_was_delivered(opened, clock, tmp_path, name):
-    """Offsets far behind the log, as an old file would give: nothing is delivered twice."""
+def test_the_log_alone_shows_which_messages_were_delivered(opened, clock, tmp_path, name):
+    """The offsets are far behind the log, as in an old file: nothing is delivered twice."""
     store = opened()
     now = clock.now_ms
     store.append([waiting_batch([level(b"%d" % n) for n in range(5)], clock)])
@@ -231,7 +231,7 @@ def test_the_offsets_are_written_in_rocketmqs_shape(opened, clock, tmp_path):
     assert written == {"offsetTable": {"1": 1, "2": 2}}
 
 
-def test_offsets_that_rocketmq_wrote_are_gone_on_from(opened, clock, tmp_path):
+def test_delivery_continues_from_offsets_that_rocketmq_wrote(opened, clock, tmp_path):
     store = opened(deliver=False)
     store.append([waiting_batch([level(b"%d" % n) for n in range(5)], clock)])
     store.close()
@@ -252,7 +252,7 @@ def test_offsets_beyond_the_queue_are_corrected_to_its_end(opened, clock, tmp_pa
 
 @pytest.mark.parametrize("text", ["[]", '{"offsetTable":[1]}', '{"offsetTable":{"x":1}}', '{"offsetTable":{"1":"y"}}'])
 @pytest.mark.parametrize("name", ["delayOffset.json", "timerOffset.json"])
-def test_a_file_of_offsets_that_is_none_is_one_clear_error(opened, tmp_path, name, text):
+def test_an_unreadable_file_of_offsets_is_one_clear_error(opened, tmp_path, name, text):
     (tmp_path / "store" / "config").mkdir(parents=True)
     (tmp_path / "store" / "config" / name).write_text(text)
     with pytest.raises(StoreCorruptError, match=name):
@@ -328,7 +328,7 @@ def test_the_first_message_that_waits_pins_the_log(opened, clock):
     eventually(nothing_is_pinned, "nothing is pinned")
 
 
-def test_the_status_tells_what_waits(opened, clock):
+def test_the_status_counts_waiting_messages(opened, clock):
     store = opened()
     store.append([waiting_batch([level(b"x", delay_level=n)] * n, clock) for n in (1, 4)])
     store.append([waiting_batch([timed(b"x", clock.now_ms + HOUR_MS)], clock)])
@@ -340,7 +340,7 @@ def test_the_status_tells_what_waits(opened, clock):
 
 @pytest.mark.parametrize("directory", ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"])
 def test_messages_that_rocketmq_delayed_are_delivered_here(opened, clock, tmp_path, directory):
-    """With a clock that is just behind their store, all twelve of each store reach their own queues, as they were."""
+    """With a clock just after their store times, all twelve messages of each store reach their own queues unchanged."""
     root = Path(shutil.copytree(FIXTURES / directory, tmp_path / "rocketmq"))
     quiet = opened(root, deliver=False)
     waiting = [

@@ -1,4 +1,4 @@
-"""One Spark of this process, without Ray, for all tests in this folder. It ends after the last of them."""
+"""One Spark of this process, without Ray, for all tests in this folder. It ends after the last test."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ignore_warnings(items, __file__)
 
 
-@pytest.hookimpl(trylast=True)  # after the fixtures of the last module, which may ask Spark
+@pytest.hookimpl(trylast=True)  # after the fixtures of the last module, which may call Spark
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A test elsewhere finds no Spark in its process: it may start one of its own, as `spark_session` does."""
+    """End Spark before tests of other folders, which may start their own with `spark_session`."""
     if SHARED in item.config.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
         item.config.stash[SHARED].close()
 
@@ -35,13 +35,13 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SharedSpark) -> SparkSession:
-    """The session of all tests here; a folder may change its settings for each of its modules."""
+    """Return the session of all tests here. A folder may change its settings for each of its modules."""
     return shared_spark.session()
 
 
 @pytest.fixture(autouse=True)
 def _no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A query that a failed test leaves behind would take the cores from the others."""
+    """End a query that a failed test leaves behind, because it would take the cores from other tests."""
     yield
     if "spark" in request.fixturenames:
         session = request.getfixturevalue("spark")

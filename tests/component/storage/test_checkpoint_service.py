@@ -1,4 +1,4 @@
-"""The files of consume queues are flushed by pages now and then, and all of them before a file says they are."""
+"""Files of consume queues are flushed by pages now and then, and all of them before a checkpoint covers them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES_OF_UNITS = 2 * 4096 // 20 + 1
 
 @pytest.fixture
 def flushed(monkeypatch) -> list[str]:
-    """The queues, by id, whose files were flushed, in order."""
+    """Return the queues, by id, whose files were flushed, in order."""
     paths: list[str] = []
 
     def flush_path(path: Path) -> None:
@@ -34,7 +34,7 @@ def flushed(monkeypatch) -> list[str]:
 
 
 def opened(root: Path, **changes: Any) -> MessageStore:
-    """A store that flushes its queues only when the test does, and has just taken a snapshot."""
+    """Open a store that flushes its queues only on the test's call, and has just written a snapshot."""
     sizes = {"mapped_file_size_consume_queue_bytes": UNITS_PER_FILE * 20, "mapped_file_size_commit_log_bytes": 1 << 20}
     store = open_store(root, flush_interval_consume_queue_ms=60_000, **sizes, **changes)
     send(store, 0, 1)

@@ -1,4 +1,4 @@
-"""The extension of consume queues: written when it is enabled, read always (spec/storage.md §2, fact 30)."""
+"""The extension of consume queues: written if enabled, always read (spec/storage.md §2, fact 30)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.stores.stores import LOG_FILE_BYTES, PowerCuts, bodies_of, ki
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 EXT_FILE_BYTES = 1000
-"""49 units, a mark, and 18 bytes that stay as they were."""
+"""49 units, a mark, and 18 bytes that never change."""
 ON = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": EXT_FILE_BYTES}
 OFF = {**ON, "enable_consume_queue_ext": False}
 CODES = {tag: tags_code(tag) for tag in ("even", "odd")}
@@ -45,7 +45,7 @@ def root(tmp_path) -> Path:
 
 
 def fill(store: MessageStore, first: int, count: int, size: int = 10) -> None:
-    """Messages `first` and so on, each with the tag that its number has, in appends of different lengths."""
+    """Append messages from `first` on, each with the tag of its number, in appends of different lengths."""
     number, runs = first, 0
     while number < first + count:
         runs += 1
@@ -56,18 +56,18 @@ def fill(store: MessageStore, first: int, count: int, size: int = 10) -> None:
 
 
 def ext_of(root: Path, topic: str = "orders") -> bytes:
-    """The extension of queue 0, from its first file on."""
+    """Return the extension of queue 0, from its first file on."""
     return b"".join(path.read_bytes() for path in sorted((root / "consumequeue_ext" / topic / "0").iterdir()))
 
 
 def queues_of(root: Path) -> dict[str, bytes]:
-    """The files of all consume queues and their extensions."""
+    """Return the files of all consume queues and their extensions."""
     paths = [path for name in ("consumequeue", "consumequeue_ext") for path in (root / name).rglob("*")]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
 
 
 def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
-    """The numbers that the consume queue's units hold instead of tag codes."""
+    """Return the numbers that the consume queue's units hold instead of tag codes."""
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     codes = []
     while len(codes) < count:
@@ -77,7 +77,7 @@ def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
 
 
 def tagged(store: MessageStore, tag: str, offset: int = 0) -> list[int]:
-    """The queue offsets of what a fetch finds that asks for a tag."""
+    """Return the queue offsets that a fetch by tag finds."""
     request = FetchRequest("orders", 0, offset, 10_000, frozenset([CODES[tag]]))
     [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     return [message.queue_offset for message in decode_records(result.records)]
@@ -209,7 +209,7 @@ def test_a_clean_stop_changes_nothing_and_the_next_unit_follows(root):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_after_a_crash_it_is_as_it_was(root, tmp_path, monkeypatch, cut):
+def test_the_extension_is_unchanged_after_a_crash(root, tmp_path, monkeypatch, cut):
     cuts = PowerCuts(root)
     monkeypatch.setattr(os, "fdatasync", cuts.fdatasync)
     store = open_store(root, **ON)
@@ -225,8 +225,8 @@ def test_after_a_crash_it_is_as_it_was(root, tmp_path, monkeypatch, cut):
     store.close()
 
 
-def test_what_a_crash_left_behind_the_last_address_goes(root, tmp_path):
-    """The log's end is lost, and with it the queue's: the extension must not keep units that nobody names."""
+def test_extension_units_after_the_last_address_are_deleted_after_a_crash(root, tmp_path):
+    """The ends of log and queue are lost, so the extension must not keep units without a reference."""
     store = open_store(root, **ON)
     fill(store, 0, 30)
     store._checkpoints.flush_queues()
@@ -246,7 +246,7 @@ def test_what_a_crash_left_behind_the_last_address_goes(root, tmp_path):
 
 
 @pytest.mark.parametrize("lost", [["consumequeue"], ["consumequeue", "consumequeue_ext"]])
-def test_it_is_made_again_with_the_queue_from_the_log(root, lost):
+def test_the_extension_is_rebuilt_with_the_queue_from_the_log(root, lost):
     store = open_store(root, **ON)
     store.append([make_batch([b"first"] * 7, tags="even")])
     fill(store, 7, 900, size=100)
@@ -291,7 +291,7 @@ def test_files_of_another_size_are_named_where_it_is_written_and_left_alone_wher
 
 
 def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
-    """As RocketMQ writes them for SQL filters."""
+    """RocketMQ writes such units for SQL filters."""
     store = open_store(root, **ON)
     fill(store, 0, 3)
     store.close()
@@ -332,7 +332,7 @@ def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):
     store.close()
 
 
-def test_it_goes_with_its_topic(root):
+def test_the_extension_is_deleted_with_its_topic(root):
     store = open_store(root, **ON)
     fill(store, 0, 60)
     store.topics.delete("orders")
@@ -343,7 +343,7 @@ def test_it_goes_with_its_topic(root):
     store.close()
 
 
-def test_a_replica_makes_the_same(root, tmp_path):
+def test_a_replica_writes_the_same_extension(root, tmp_path):
     store, slave = open_store(root, **ON), open_store(tmp_path / "slave", **ON)
     store.append([make_batch([b"x"] * 200, tags="odd")])
     fill(store, 200, 60)

@@ -1,6 +1,6 @@
-"""A flush that is done early: before a message's unit is announced in its queue, or before anybody looks.
+"""A flush that is done early: before a message's unit is announced in its queue, or before any check.
 
-The message is seen all the same once it is acknowledged, and the other replicas have their whole time for the copies.
+The acknowledged message is visible all the same, and the other replicas have their whole time for the copies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
 
 @pytest.fixture
 def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    """A store whose disk is done at once."""
+    """Yield a store whose disk flushes at once."""
     monkeypatch.setattr(FlushService, "is_flushed", lambda self, end_offset: True)
     store = open_store(tmp_path / "store", flush_disk_type=FlushDiskType.SYNC_FLUSH)
     yield store
@@ -61,7 +61,7 @@ def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mes
 
 
 def late_copies(store: MessageStore) -> ReplicaAcks:
-    """The copies are there at the third look."""
+    """Return acks whose copies exist at the third check."""
     looks: list[int] = []
 
     def has_copies(end_offset: int) -> bool:
@@ -85,5 +85,7 @@ def committed(store: MessageStore) -> SendStatus:
 
 
 @pytest.mark.parametrize("stored", [appended, committed])
-def test_the_copies_are_waited_for(quick_store: MessageStore, stored: Callable[[MessageStore], SendStatus]) -> None:
+def test_an_append_waits_for_the_copies(
+    quick_store: MessageStore, stored: Callable[[MessageStore], SendStatus]
+) -> None:
     assert stored(quick_store) is SendStatus.SEND_OK

@@ -1,4 +1,4 @@
-"""A store that makes its producers' records longer: for its own address, an IPv6 one, or for a property CRC."""
+"""A store that makes its producers' records longer, for its own IPv6 address or for a property CRC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put hooks and consume hooks of a real store: what they see, what they refuse, and what happens when they fail."""
+"""Put hooks and consume hooks of a real store: their arguments, their refusals, and their failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BORN = {"born_host": ("127.0.0.1", 5000), "born_timestamp_ms": 1_700_000_000_000
 
 @pytest.fixture
 def hooks(monkeypatch) -> Iterator[Any]:
-    """A module that can be imported by the name MODULE; tests put functions into it."""
+    """Yield an importable module with the name MODULE, into which tests put functions."""
     module = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
@@ -35,7 +35,7 @@ def hooks(monkeypatch) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens a store with these settings."""
+    """Yield a function that opens a store with these settings."""
     stores = []
 
     def opened(**settings):
@@ -53,7 +53,7 @@ def figures(store, setting="put_hooks"):
 
 
 def waiting_batch(*topics: str) -> EncodedBatch:
-    """A message for queue 5 of each topic, all in the queue of delay level 3; bodies are numbers."""
+    """Return a message for queue 5 of each topic, all in the queue of delay level 3. Bodies are numbers."""
     return encode_batch(
         [Message(topic, b"%d" % index, delay_level=3) for index, topic in enumerate(topics)],
         2,

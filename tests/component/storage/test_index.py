@@ -1,4 +1,4 @@
-"""The index: its files byte for byte (spec/storage.md §3), what it finds, and what becomes of it when files go."""
+"""The index: its files byte for byte (spec/storage.md §3), its results, and its state after files were deleted."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def check_entries(records: bytes) -> None:
 
 
 def append_keyed(store, first: int, count: int) -> None:
-    """Messages first … first+count-1, each with its number as a key, and one key in common for every tenth."""
+    """Append messages from number `first` on, with their number as a key; every tenth also has a common key."""
     for start in range(first, first + count, 20):
         numbers = range(start, min(start + 20, first + count))
         keys = [(f"n{number}", f"ten{number % 10}") for number in numbers]
@@ -236,7 +236,7 @@ class TestIndexOfAStore:
         assert path.read_bytes() == before
 
     def test_keys_are_compared_and_not_only_their_hashes(self, tmp_path):
-        """Aa and BB have the same hash in Java."""
+        """Aa and BB have equal hashes in Java."""
         store = open_store(tmp_path / "store")
         assert index_key_hash("orders", "Aa") == index_key_hash("orders", "BB")
         store.append([keyed_batch([("Aa",), ("BB",), ("Aa", "BB")])])
@@ -375,7 +375,7 @@ class TestIndexOfAStore:
 
 
 class FullDisk:
-    """Calls of one kind fail for files of the index, while it is full."""
+    """Makes calls of one kind fail for files of the index, while it is full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, error: int) -> None:
         self.full, self.met = True, 0
@@ -426,9 +426,10 @@ def test_an_index_without_room_goes_on_once_there_is_some_and_so_does_the_store(
 
 
 def test_an_index_that_meets_a_log_file_cut_short_goes_on_once_the_file_is_back(tmp_path, no_flushes, monkeypatch):
-    """Nobody waits for it meanwhile, and the store takes appends: the log, not the index, has lost something."""
+    """No caller waits for the index during that time, and the store takes appends: the log has lost bytes, not the
+    index."""
     monkeypatch.setattr(index_service, "INDEX_RETRY_S", 0.01)
-    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # it looks only when it is asked
+    monkeypatch.setattr(index_service, "INDEX_INTERVAL_S", 3600.0)  # it checks only on request
     root = tmp_path / "store"
     store = open_store(root)
     store.append([keyed(0, 20)])

@@ -1,4 +1,4 @@
-"""The index takes the ids of appended batches from the append, where the records have them, else from the log."""
+"""The index takes the ids of appended batches from the append if the records have them, else from the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 100
 
 @pytest.fixture
 def walked() -> Iterator[mock.Mock]:
-    """The walks over the log that the index makes."""
+    """Yield a mock of the index's walks over the log."""
     with mock.patch.object(index_service, "walk_log", side_effect=index_service.walk_log) as walks:
         yield walks
 
@@ -77,7 +77,7 @@ def test_batches_that_a_file_end_divides_are_found(tmp_path: Path) -> None:
             check_found(store, batch)
 
 
-def test_ids_that_the_records_do_not_have_are_not_believed(tmp_path: Path, walked: mock.Mock) -> None:
+def test_claimed_ids_that_the_records_do_not_have_are_rejected(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         liar, truth = batch_of(1), batch_of(2)
         store.append([replace(liar, message_ids=IdRange("FALSE", 0, COUNT))])
@@ -92,17 +92,17 @@ def test_ids_that_the_records_do_not_have_are_not_believed(tmp_path: Path, walke
 def test_batches_with_stems_of_different_lengths_are_put_without_a_walk(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number, stem="STEM" if number % 4 else "LONGER-STEM") for number in range(12)]
-        with store._index._changed:  # the index cannot move on
+        with store._index._changed:  # the index cannot advance
             for batch in batches:
                 store.append([batch])
         check_put_without_a_walk(store, batches, walked)
 
 
-def test_a_liar_among_others_is_not_believed(tmp_path: Path, walked: mock.Mock) -> None:
+def test_one_batch_with_wrong_ids_among_others_is_rejected(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         batches = [batch_of(number) for number in range(3)]
         told = [batches[0], replace(batches[1], message_ids=IdRange("FALSE123", 0, COUNT)), batches[2]]
-        with store._index._changed:  # the index cannot move on
+        with store._index._changed:  # the index cannot advance
             for batch in told:
                 store.append([batch])
         for batch in batches:
@@ -141,11 +141,11 @@ def test_a_store_without_an_index_keeps_no_batches_for_it(tmp_path: Path) -> Non
         assert store._parts.appended.next_start() is None
 
 
-def test_what_the_index_is_not_told_for_lack_of_room_it_reads_from_the_log(tmp_path: Path, walked: mock.Mock) -> None:
+def test_the_index_reads_batches_that_its_buffer_cannot_hold_from_the_log(tmp_path: Path, walked: mock.Mock) -> None:
     with closing(open_store(tmp_path, mapped_file_size_commit_log_bytes=1 << 20)) as store:
         store._parts.appended._records_max = COUNT
         batches = [batch_of(number) for number in range(4)]
-        with store._index._changed:  # the index cannot move on
+        with store._index._changed:  # the index cannot advance
             for batch in batches:
                 store.append([batch])
         for batch in batches:

@@ -1,4 +1,4 @@
-"""The log as bytes: what a replica reads, appends and cuts is the same log, byte for byte."""
+"""The log as bytes: a replica's reads, appends and truncations give the same log, byte for byte."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_files_are_the_same_byte_for_byte(tmp_path):
             assert (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes() == path.read_bytes()
 
 
-def test_what_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_path):
+def test_a_chunk_that_does_not_continue_the_log_is_refused_and_nothing_is_written(tmp_path):
     source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
     chunk = source.chunks.read_chunk(0, 2000)
     first = int(record_starts(chunk)[1])
@@ -101,7 +101,7 @@ def test_reading_outside_the_log_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("max_bytes", [1, 3000, 1 << 20])
-def test_a_topic_that_was_deleted_and_created_again_is_so_in_the_copy(tmp_path, max_bytes):
+def test_the_copy_also_deletes_and_creates_a_topic_again(tmp_path, max_bytes):
     source, target = filled(tmp_path / "a"), open_store(tmp_path / "b")
     source.topics.delete("orders")
     source.append([make_batch([b"new one"])])
@@ -203,7 +203,7 @@ def test_a_log_is_cut_at_a_record_and_everything_follows(tmp_path, keep):
     store.close()
 
 
-def test_what_is_stored_here_later_is_not_earlier_than_what_another_replica_stored(tmp_path):
+def test_store_times_never_precede_those_of_another_replica(tmp_path):
     source, target = (
         open_store(tmp_path / "a", clock_ms=lambda: 5000),
         open_store(tmp_path / "b", clock_ms=lambda: 1000),
@@ -216,7 +216,7 @@ def test_what_is_stored_here_later_is_not_earlier_than_what_another_replica_stor
     target.close()
 
 
-def test_a_chunk_ends_before_damage_and_damage_is_told(tmp_path):
+def test_a_chunk_ends_before_damage_and_the_damage_is_reported(tmp_path):
     store = filled(tmp_path / "a")
     end = store.status().max_physical_offset
     whole = store.chunks.read_chunk(0, 5000)

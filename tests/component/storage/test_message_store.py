@@ -1,4 +1,4 @@
-"""The store as its callers see it: appends, fetches, flushes, limits, life."""
+"""The store as its callers see it: appends, fetches, flushes, limits and life cycle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.support.stores.stores import (
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 WAIT_S = 30.0
-"""Longer than any wait in these tests takes; none is waited out."""
+"""Longer than any wait in these tests, so no wait reaches it."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def root(tmp_path) -> Path:
 
 @pytest.fixture
 def store(root):
-    """A store in which nobody but the test takes the append lock, for however short."""
+    """Yield a store whose append lock only the test takes, even for a moment."""
     store = open_store(root, flush_interval_consume_queue_ms=60_000)
     yield store
     store.close()
@@ -78,10 +78,10 @@ def fetch_one(
 
 
 def open_below(root: Path) -> list[str]:
-    """The files below `root` that this process has open, or had when they were deleted; mapped files count, too."""
+    """Return the files below `root` that this process has open, including deleted and mapped files."""
     links = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as this very listing
+        with contextlib.suppress(FileNotFoundError):  # closed during the listing, like the listing's own descriptor
             links.append(os.readlink(entry))
     return [link for link in links if link.startswith(f"{root}/")]
 
@@ -352,7 +352,7 @@ class TestFetch:
             (PullStatus.FOUND, 101),
         ]
         assert fetch_one(store, 0, tags="yes", max_bytes=0, max_messages=10).next_offset == 40
-        # At as many as were asked for, RocketMQ's rule.
+        # at as many as were requested, which is RocketMQ's rule
         assert fetch_one(store, 0, tags="yes", max_messages=60).next_offset == 60
         assert fetch_one(store, 0, max_messages=60).count == 60
         store.close()
@@ -472,7 +472,7 @@ class TestFlush:
             root,
             flush_disk_type=FlushDiskType.ASYNC_FLUSH,
             flush_interval_commit_log_ms=60_000,
-            flush_interval_consume_queue_ms=60_000,  # a snapshot has the log flushed, too
+            flush_interval_consume_queue_ms=60_000,  # a snapshot also flushes the log
         )
         [result] = store.append([make_batch([b"a"])])
         assert result.status is SendStatus.SEND_OK
@@ -494,7 +494,7 @@ class TestFlush:
         monkeypatch.undo()
         with pytest.raises(StoreNotWritableError, match="no more appends"):
             store.append([make_batch([b"after"])])
-        # Not even if the disk seems to work again.
+        # not even if the disk seems to work again
         assert fetch_one(store, 1, wait_s=0.1).status is PullStatus.NO_NEW_MESSAGE
         assert bodies_of(store) == [b"before"]
         assert not store.status().writable
@@ -599,7 +599,7 @@ class TestFlush:
 
     @pytest.mark.parametrize("moments", [1, 7, 25, 60])
     def test_what_was_acknowledged_survives_a_power_cut(self, root, tmp_path, monkeypatch, moments):
-        """Every file falls back to what its last flush brought to the disk, the queues' too."""
+        """Every file falls back to its last flush, including the queues' files."""
         cuts = PowerCuts(root)
         monkeypatch.setattr(os, "fdatasync", cuts.fdatasync)
         store = open_store(root)
@@ -616,8 +616,10 @@ class TestFlush:
 class TestKilledInTheMiddle:
     @pytest.mark.parametrize("half", [False, True], ids=["before the write", "in the middle of the write"])
     def test_each_batch_is_there_as_a_whole_or_not_at_all(self, root, tmp_path, monkeypatch, no_flushes, half):
-        """Copies the directory at every write of an append that goes over the end of a file, and opens the copies.
-        Files without maps are written in few pieces; those with maps: test_warm_up.py."""
+        """Copies the directory at every write of an append that crosses the end of a file, and opens the copies.
+
+        Files without maps are written in few pieces. test_warm_up.py covers files with maps.
+        """
         copies: list[Path] = []
         monkeypatch.setattr(disk, "map_for_writing", lambda *arguments: None)
         pwrite = os.pwrite
@@ -633,7 +635,7 @@ class TestKilledInTheMiddle:
             flush_disk_type=FlushDiskType.ASYNC_FLUSH,
             flush_interval_consume_queue_ms=60_000,
             warm_mapped_file_enable=False,
-            message_index_enable=False,  # its thread writes when it likes
+            message_index_enable=False,  # its thread writes at any time
         )
         store.append([make_batch([b"x" * 1000] * 55)])
         work = [make_batch([b"%d" % queue_id + b"y" * 500] * 6, queue_id=queue_id) for queue_id in range(1, 4)]
@@ -764,9 +766,8 @@ class TestLifeCycle:
             assert len(bodies_of(store, queue_id=queue_id)) == 15
         assert len(list((root / "commitlog").iterdir())) > 8
         assert len(store._parts.reader.maps._maps) <= 8
-        # Beside them: the log file that is written and the one that is ready, each with its map, and the newest index
-        # file, twice.
-        # What a thread of the store has open for a moment only, is not meant.
+        # Further descriptors: the current and the next log file, each with its map, and the newest index file twice.
+        # Files that a thread of the store opens only for a moment do not count.
         eventually(lambda: len(open_below(root)) <= before + 8 + 8 + 6, "so few files are open")
         store.close()
 
@@ -825,7 +826,7 @@ def test_a_time_is_found_in_a_queue_that_has_lost_messages(root):
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
 def test_a_store_whose_directory_is_deleted_acknowledges_no_more(tmp_path, flush):
-    """Files without names end with this process, however well they are flushed."""
+    """Files without names are lost with this process, however well they are flushed."""
     root = tmp_path / "store"
     store = open_store(
         root,
@@ -853,7 +854,7 @@ def modes(root: Path) -> set[tuple[bool, int]]:
     return {(path.is_dir(), path.stat().st_mode & 0o777) for path in (root, *root.rglob("*"))}
 
 
-def test_nobody_but_the_owner_may_read_a_store_whatever_the_umask_and_though_it_was_looser_before(tmp_path):
+def test_only_the_owner_may_read_a_store_whatever_the_umask_and_the_earlier_mode(tmp_path):
     private = {(True, 0o700), (False, 0o600)}
     root = tmp_path / "store"
     umask = os.umask(0)
@@ -873,9 +874,9 @@ def test_nobody_but_the_owner_may_read_a_store_whatever_the_umask_and_though_it_
         os.umask(umask)
 
 
-def test_a_started_append_is_settled_by_the_flush_and_listeners_hear_of_it(root, monkeypatch):
+def test_the_flush_settles_a_started_append_and_notifies_listeners(root, monkeypatch):
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # makes the files, which flushes too
+    store.append([make_batch([b"zero"])])  # makes the files, which also flushes
     disk_works, heard = threading.Event(), threading.Event()
     flush = disk.flush
 
@@ -899,9 +900,9 @@ def test_a_started_append_is_settled_by_the_flush_and_listeners_hear_of_it(root,
 
 
 def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
-    """They lie in the buffer of a lane, which the next append overwrites while this one waits for the disk."""
+    """The records are in the buffer of a lane, which the next append overwrites while this one waits for the disk."""
     store = open_store(root)
-    store.append([make_batch([b"zero"])])  # makes the files, which flushes too
+    store.append([make_batch([b"zero"])])  # makes the files, which also flushes
     disk_works = threading.Event()
     flush = disk.flush
 
@@ -923,7 +924,7 @@ def test_a_started_append_does_not_look_at_its_records_again(root, monkeypatch):
     store.close()
 
 
-def test_a_started_append_is_told_of_a_disk_that_is_too_slow_or_fails(root, monkeypatch):
+def test_a_started_append_gets_an_error_if_the_disk_is_too_slow_or_fails(root, monkeypatch):
     store = open_store(root)
     store.append([make_batch([b"zero"], queue_id=queue_id) for queue_id in (0, 1)])
     disk_fails, heard = threading.Event(), threading.Event()
@@ -952,7 +953,7 @@ def test_with_async_flush_a_started_append_is_settled_at_once(root):
 
 
 def test_a_disk_that_is_full_when_pages_are_made_refuses_the_append_before_anything_is_written(root, monkeypatch):
-    """As a file system does that needs new blocks for bytes that have some."""
+    """A file system fails like this if it needs new blocks for bytes that already have some."""
     with contextlib.closing(open_store(root, flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as store:
         store.append([make_batch([b"first"])])
         end_offset = store.log.end_offset

@@ -1,4 +1,4 @@
-"""Messages that are in other queues too, %LMQ%…: written, found again after a crash, and on slaves."""
+"""Messages that are also in other queues, %LMQ%…: written, found after a crash, and on slaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch_for(names: str, *bodies: bytes, **arguments: Any) -> EncodedBatch:
 
 
 def messages_in(store: MessageStore, name: str) -> list[MessageExt]:
-    """The messages of a queue that messages are dispatched to, none left out."""
+    """Return all messages of a queue that messages are dispatched to."""
     bounds = store.queues.bounds(name, 0)
     messages: list[MessageExt] = []
     while len(messages) < bounds.max_offset - bounds.min_offset:
@@ -54,7 +54,7 @@ def queue_files(root: Path) -> dict[str, bytes]:
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """Several files of the log and of the queues, some of whose messages are in three."""
+    """Return a store with several files of log and queues. Some of its messages are in three queues."""
     store = open_store(root, **ON, **changes)
     for number in range(60):
         store.append([batch_for("%LMQ%a,%LMQ%b", *(b"both %d" % number for _ in range(5)), tags="red")])
@@ -73,7 +73,7 @@ def test_a_message_is_in_the_queues_that_it_names_and_says_where(tmp_path):
     assert [message.body for message in in_b] == [b"three", b"four"]
     assert (result.queue_offset, other.queue_offset) == (2, 4)
     assert list(result.physical_offsets) == [message.physical_offset for message in in_b]
-    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # "red"
+    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # the tag "red"
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 2
     assert store.queries.by_unique_id("orders", f"{1:032X}").count == 2
@@ -119,7 +119,7 @@ def test_names_that_are_no_such_queues_are_refused_and_nothing_is_stored(tmp_pat
     store.close()
 
 
-def test_offsets_are_the_store_s_to_tell(tmp_path):
+def test_producers_cannot_set_the_offsets_of_other_queues(tmp_path):
     for changes in (ON, {}):
         store = open_store(tmp_path, **changes)
         with pytest.raises(MessageIllegalError, match="the store's to set"):
@@ -127,7 +127,7 @@ def test_offsets_are_the_store_s_to_tell(tmp_path):
         store.close()
 
 
-def test_there_are_so_many_queues_and_no_more(tmp_path):
+def test_the_number_of_light_queues_is_limited(tmp_path):
     store = open_store(tmp_path, **ON, max_lmq_consume_queue_num=2)
     store.append([batch_for("%LMQ%a", b"one")])
     with pytest.raises(MessageIllegalError, match="max_lmq_consume_queue_num"):
@@ -208,7 +208,7 @@ def test_recovery_makes_the_units_again_whatever_the_settings(tmp_path, lost, cl
     assert {name: bodies_in(again, name) for name in expected} == expected
     assert queue_files(killed) == queue_files(tmp_path / "a")
     again.close()
-    # And the counters go on.
+    # and the counters continue
     again = open_store(killed, **ON)
     again.append([batch_for("%LMQ%b", b"new")])
     assert offsets_said(messages_in(again, "%LMQ%b"))[-1] == "360"

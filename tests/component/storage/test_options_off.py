@@ -37,13 +37,13 @@ OPTIONS = {
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }
-"""The modules of the transient store pool, warm-up, the queue extension, inner batches, fitted batches and dispatch to
-several queues."""
+"""The modules of the transient store pool, warm-up, queue extension, inner batches, fitted batches and
+multi-dispatch."""
 
 
 @contextmanager
 def called_modules() -> Iterator[set[str]]:
-    """The modules of this repository whose functions are called meanwhile, in any thread that starts meanwhile too."""
+    """Yield the modules of this repository whose functions are called during the block, in any thread."""
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Replicas of one broker group with real stores: copying, confirming, failing over, cutting what was not confirmed."""
+"""Replicas of one broker group with real stores: copying, confirming, failing over, truncating unconfirmed records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def logs(group: LocalReplicas) -> list[bytes]:
-    """The log of each replica, up to the end of its records."""
+    """Return the log of each replica, up to the end of its records."""
     found = []
     for name in sorted(group.names):
         files = sorted((group.directory(name) / "commitlog").iterdir())
@@ -90,7 +90,7 @@ def test_what_is_acknowledged_is_on_all_members_byte_for_byte(make):
     assert len(set(logs(group))) == 1
 
 
-def test_nothing_is_shown_or_acknowledged_before_the_members_have_it(make):
+def test_nothing_is_visible_or_acknowledged_before_the_members_have_it(make):
     group = make(rules=RULES)
     group.settle()
     [result] = group.master.append([make_batch([b"one"])])
@@ -149,7 +149,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
     old = group.control_state.record.master
     group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # its lease is over
+    group.control_state._lease_until_s = 0.0  # its lease has expired
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old
@@ -164,7 +164,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
 
 
 def depose(group: LocalReplicas) -> int:
-    """Close the master, and have another elected; which it was."""
+    """Close the master, and elect another. Returns the old master's number."""
     old = group.control_state.record.master
     group.close(old)
     group.control_state._lease_until_s = 0.0
@@ -176,7 +176,7 @@ def depose(group: LocalReplicas) -> int:
 
 @pytest.mark.parametrize("before", [0, 50])
 def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one(make, before):
-    """Its epoch began where the next one's did, and nobody else ever heard of it."""
+    """Its epoch began at the next epoch's offset, and no other replica ever saw it."""
     group = make()
     group.settle()
     group.start()
@@ -199,7 +199,7 @@ def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
     group.settle()
-    old.append([make_batch(bodies(0, 10))])  # nobody copies it
+    old.append([make_batch(bodies(0, 10))])  # no replica copies it
     longer = old.account().end_offset
     name = group.control_state.record.master
     group.replicas.pop(name)
@@ -237,7 +237,7 @@ def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins
 
 
 def _drop_first_file(group: LocalReplicas) -> None:
-    """Retention, as it were: the running stores lose the first file of their logs."""
+    """Drop the first log file of the running stores, as retention does."""
     for replica in group.replicas.values():
         store = replica.any_store
         with store._parts.append_lock:
@@ -277,7 +277,8 @@ def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(
     disk_has_worked = threading.Event()
 
     def flush(descriptor: int) -> None:
-        if threading.current_thread().name == "raymq-flush":  # not what makes the log's next file, or notes the epoch
+        # not the thread that makes the log's next file, or notes the epoch
+        if threading.current_thread().name == "raymq-flush":
             disk_has_worked.wait(60)
 
     monkeypatch.setattr(os, "fdatasync", flush)
@@ -341,7 +342,7 @@ def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_sayin
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        group.copy(name)  # the slaves have all of it, and do not know yet that the others do
+        group.copy(name)  # the slaves have everything, but do not know yet that the other slaves do
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
     for offset in (0, 7, 10):
@@ -353,7 +354,7 @@ def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_sayin
     assert fetch(master, 11).status is PullStatus.OFFSET_ILLEGAL
 
 
-def test_who_reads_what_is_old_is_sent_to_a_slave_and_back_when_it_has_caught_up(make, monkeypatch):
+def test_a_reader_of_old_messages_is_sent_to_a_slave_and_returns_after_catching_up(make, monkeypatch):
     group = make(rules=SLAVES_READ)
     group.settle()
     group.start()
@@ -400,7 +401,7 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
     group.control()
     [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
     assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
-    assert fetch(group.master, 0).count == 1  # it is stored, and nobody else will ever lead
+    assert fetch(group.master, 0).count == 1  # the message is stored, and no other replica will ever lead
     group.rules = replace(group.rules, slave_timeout_s=60.0)
     group.close(0)
     group.open(0)
@@ -413,7 +414,7 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
 
 
 def fail_calls(monkeypatch: pytest.MonkeyPatch, directory: Path, kind: str = "flush") -> None:
-    """Let each call of a kind for a file below `directory` fail with EIO."""
+    """Make each call of a kind for a file below `directory` fail with EIO."""
     real = getattr(disk, kind)
 
     def call(descriptor: int, *rest: Any) -> Any:
@@ -433,18 +434,18 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
     left = group.control_state.record.master
     told: list[str] = []
     group.master.call_on_failure(lambda: told.append("failed"))
-    # Longer than what is stored into a map, and than two files, of which one may be made already.
+    # Longer than a store into a map, and longer than two files, as one file may have been made ahead.
     long_bodies = [body.ljust(LOG_FILE_BYTES // 8, b".") for body in bodies(20, 20)]
     batch = make_batch(long_bodies, producer=("p", 0, 20))
     with monkeypatch.context() as patch:
         fail_calls(patch, group.directory(left), kind)
         with pytest.raises(StoreFailedError):
             group.master.append([batch])
-        with pytest.raises(NotMasterError):  # so that a producer asks who leads now
+        with pytest.raises(NotMasterError):  # makes a producer ask for the new master
             group.replicas[left].append([batch])
         assert told == ["failed"]
         assert os.strerror(errno.EIO) in group.replicas[left].account().failed
-        group.control(6)  # the lease of a minute is not over
+        group.control(6)  # the lease of a minute has not expired
         assert group.control_state.record.master != left
         [result] = group.master.append([batch])
         assert result.status is SendStatus.SEND_OK
@@ -478,7 +479,7 @@ def test_a_replica_that_cannot_write_an_order_down_says_that_its_disk_failed(mak
 
 
 def open_below(directory: Path) -> int:
-    """The descriptors and maps of this process that are of files below a directory, deleted ones too."""
+    """Return the number of this process's descriptors and maps of files below a directory, including deleted files."""
     links = [_target(link) for link in Path("/proc/self/fd").iterdir()]
     maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return sum(one.startswith(f"{directory}/") for one in [*links, *maps])
@@ -498,7 +499,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     names = [f"short-{number}" for number in range(30)]
 
     def state(body: bytes) -> int:
-        """Store a record of the broker's state; the position behind it."""
+        """Store a record of the broker's state. Returns the position after the record."""
         return int(group.master.append([make_batch([body], topic=STATE_TOPIC)])[0].queue_offset) + 1
 
     state(b"the topics were made")
@@ -511,7 +512,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     for name in names:
         group.master.store.topics.delete(name)
     deleted = state(b"the topics were deleted")
-    # One is made anew, and has a message that its slaves may have before they know of the deletion.
+    # One topic is created again. Its slaves may get its message before they know of the deletion.
     [again, *_] = names
     made = state(b"a topic was made anew")
     group.master.append([make_batch([b"b"], topic=again)])
@@ -519,11 +520,11 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     for name, replica in slaves.items():
         replica.delete_topics_before(frozenset(names), deleted)  # a snapshot from before the deletion
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
-        replica.delete_topics_before(frozenset(), made + 100)  # one that this log does not reach yet
+        replica.delete_topics_before(frozenset(), made + 100)  # a deletion that this log does not reach yet
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), deleted)
         assert set(names) & replica.any_store.topics.queue_ids().keys() == {again}
-        # Two of each topic; other threads of the store may have opened a file or two meanwhile.
+        # Two of each topic; other threads of the store may have opened a file or two.
         assert open_below(group.directory(name)) < before[name] - len(names)
         eventually(lambda store=replica.any_store: bodies_of(store, topic=again) == [b"b"], "the new message")
     master = group.master

@@ -1,4 +1,6 @@
-"""A store whose commit log is in several directories: written in turn, found again, shortened, read from beside."""
+"""A store whose commit log is in several directories: written in turn, recovered, shortened, and read by other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,11 @@ class Disks:
         return store
 
     def files(self) -> list[list[int]]:
-        """The numbers of the files on each disk; one that was made ahead counts too."""
+        """Return the numbers of the files on each disk, including a file that was made ahead."""
         return [sorted(int(path.name) // LOG_FILE_BYTES for path in log.glob("0*")) for log in self.logs]
 
     def copied(self, top: Path) -> Disks:
-        """A copy of the files as a kill would leave them now."""
+        """Copy the files as a kill would leave them now."""
         return Disks(killed_copy(self.top, top))
 
 
@@ -220,7 +222,7 @@ def test_a_reader_beside_the_store_maps_the_files_of_all_disks(disks):
     store.close()
 
 
-def test_what_a_kill_leaves_is_recovered(disks, tmp_path):
+def test_a_store_on_several_disks_is_recovered_after_a_kill(disks, tmp_path):
     store = disks.filled()
     copy = disks.copied(tmp_path / "killed")
     end = store.log.end_offset
@@ -293,10 +295,10 @@ def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(
 
 
 def test_nothing_but_the_log_s_files_is_left_beside_them(tmp_path):
-    """RocketMQ 4.9 refuses a log directory that holds anything else, be it an empty directory."""
+    """RocketMQ 4.9 refuses a log directory that holds anything else, even an empty directory."""
     disks = (tmp_path / "disk-1", tmp_path / "disk-2")
     for directory in disks:
-        # A kill left them: this store's, while a file grew.
+        # a kill left them: this store's file, while a file grew
         (directory / ".new").mkdir(parents=True)
         (directory / ".new/commitlog").write_bytes(b"x")
     store = open_store(tmp_path / "store", store_path_commit_log=disks)

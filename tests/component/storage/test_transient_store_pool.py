@@ -1,4 +1,4 @@
-"""A store whose appends go through a pool: shown once they are in the files, in order, and all there after a stop."""
+"""A store whose appends go through a pool: visible once committed to the files, in order, and complete after a stop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def numbers(store: MessageStore) -> list[int]:
 
 
 def shown(store: MessageStore) -> list[int]:
-    """The messages that consumers see once they see all there is."""
+    """Return the messages that consumers see once all are visible."""
     eventually(lambda: store.visible_offset == store.log.end_offset, "all is shown")
     return numbers(store)
 
@@ -247,7 +247,7 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
-    assert slow_disk.begun.wait(60.0)  # the commit is under way, and knows how far it goes
+    assert slow_disk.begun.wait(60.0)  # the commit runs, and its end is fixed
     first_end = store.log.end_offset
     append(store, 10)
     assert store.gate._commit._wake.is_set()
@@ -259,7 +259,7 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     store.close()
 
 
-def test_else_an_append_waits_for_the_disk(root, slow_disk):
+def test_an_append_without_a_free_buffer_waits_for_the_disk(root, slow_disk):
     store = open_pooled(root, transient_store_pool_size=2)
     appending = threading.Thread(target=lambda: [append(store, first, 10, length=500) for first in range(0, 300, 10)])
     appending.start()
@@ -282,7 +282,7 @@ def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_pat
         assert len({replica.account().end_offset for replica in group.replicas.values()}) == 1
         old = group.control_state.record.master
         group.close(old)
-        group.control_state._lease_until_s = 0.0  # its lease is over
+        group.control_state._lease_until_s = 0.0  # its lease has expired
         group.control_state._accounts.pop(old)
         group.settle()
         assert group.control_state.record.master != old
@@ -314,7 +314,7 @@ def test_a_kill_leaves_no_unit_of_a_record_that_was_not_committed(root, tmp_path
     assert units_on_disk(root) > 49 * 20
 
 
-def test_who_asks_for_a_unit_gets_it_whether_or_not_it_was_committed(root):
+def test_a_unit_is_returned_whether_or_not_it_was_committed(root):
     store = open_pooled(root, **NO_COMMITS)
     append(store, 0, 10)
     queue = store._parts.queues.get_plain("orders", 0)

@@ -1,4 +1,4 @@
-"""A fast writer stores into warm pages: the same bytes, whole batches after a kill, and no harm when it cannot be."""
+"""A fast writer stores into warm pages: equal bytes, whole batches after a kill, and no harm if warming fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def segments(store: MessageStore) -> set[int]:
 
 
 def append_until_warm(store: MessageStore) -> int:
-    """Append until the log ends near the beginning of a warm segment; returns how many messages that took."""
+    """Append until the log ends near the beginning of a warm segment. Returns the number of messages."""
     count = 0
 
     def append() -> bool:
@@ -77,7 +77,7 @@ def test_what_is_stored_into_warm_pages_is_the_same_byte_for_byte(tmp_path):
         assert (tmp_path / "warm" / file).read_bytes() == (tmp_path / "cold" / file).read_bytes()
 
 
-def test_a_slow_writer_gets_nothing_warm(tmp_path, monkeypatch):
+def test_pages_are_not_warmed_for_a_slow_writer(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_up, "FAST_S", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(disk, "make_pages", lambda *arguments: pytest.fail("a page was made"))

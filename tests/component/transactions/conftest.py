@@ -1,4 +1,4 @@
-"""Stores of transactions, whose clock a test sets."""
+"""Stores of transactions, on a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Opens a store, by default the one in `store/`. All of them are closed at the test's end."""
+    """Yield a function that opens a store, by default the store in `store/`. All stores are closed at the test's
+    end."""
     stores = []
 
     def open_one(root: Path = tmp_path / "store", **changes: Any) -> MessageStore:

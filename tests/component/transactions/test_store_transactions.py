@@ -1,4 +1,5 @@
-"""Transactions in a real store: half messages are not seen, end once, are checked, and survive kills and recovery."""
+"""Transactions in a real store: half messages are not visible, end once, are checked, and survive kills and
+recovery."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def test_a_half_message_is_not_seen_before_it_is_committed_and_then_once(opened,
     assert bodies(store) == [b"one"]
 
 
-def test_what_is_rolled_back_is_never_seen_and_an_op_record_says_so(opened, clock):
+def test_a_rolled_back_message_is_never_visible_and_has_an_op_record(opened, clock):
     store = opened()
     begin(store, b"other", clock=clock)
     one = begin(store, b"one", clock=clock)
@@ -107,7 +108,7 @@ def test_an_offset_without_a_half_message_is_refused(opened, clock, offset):
 
 
 def test_a_final_message_that_cannot_be_stored_leaves_the_transaction_open(opened, clock):
-    """Golden fact 98, with properties that are too long with the one that the end adds."""
+    """Golden fact 98: the properties are too long with the property that the end adds."""
     store = opened()
     message = Message("orders", b"x", properties={"p": "v" * 32_550})
     room = 32_767 - len(store.append([half_batch([message], ids=["T"])]) and _properties(store))
@@ -212,7 +213,7 @@ def test_a_round_of_checks_goes_on_beside_a_damaged_half_message(opened, clock, 
     with pytest.raises(BodyUnreadableError) as caught:
         damaged.commit()
     assert caught.value.physical_offset == damaged.physical_offset
-    assert damaged.transaction_id in [row[0] for row in table(store)["open"]]  # and its bytes stay, too
+    assert damaged.transaction_id in [row[0] for row in table(store)["open"]]  # its bytes stay, too
     last.commit()
     assert bodies(store) == [b"last"]
 
@@ -258,7 +259,7 @@ def test_a_group_without_a_producer_is_not_asked_and_nothing_is_counted(opened, 
     assert asked(store) == [("T-" + b"one".hex(), 1)]
 
 
-def test_after_15_checks_it_is_given_up_once(opened, clock, tmp_path):
+def test_a_half_message_is_given_up_once_after_15_checks(opened, clock, tmp_path):
     """Golden fact 91."""
     store = opened()
     one = begin(store, b"one", clock=clock)
@@ -280,7 +281,7 @@ def test_after_15_checks_it_is_given_up_once(opened, clock, tmp_path):
     assert copy.transactions.figures().waiting == []
 
 
-def test_as_old_as_files_are_kept_it_is_given_up_without_a_check(opened, clock):
+def test_a_half_message_older_than_retention_is_given_up_without_a_check(opened, clock):
     """Golden fact 93."""
     store = opened(file_reserved_time_hours=72)
     begin(store, b"one", born_ms=clock.now_ms - 72 * 3_600_000 - 1000)
@@ -304,7 +305,7 @@ def test_a_round_of_many_checks_comes_in_parts_and_asks_about_each_once(opened, 
 
 
 def test_op_records_are_written_for_all_that_ended_many_at_a_time(opened, clock):
-    """RocketMQ would check again what has none."""
+    """RocketMQ would check a half message without an op record again."""
     store = opened()
     transactions = [begin(store, b"%d" % number, clock=clock) for number in range(3)]
     for one in transactions:
@@ -345,7 +346,7 @@ def test_a_half_message_is_in_no_light_queue_before_it_is_committed(opened, cloc
     assert bodies(store) == [b"one"]
 
 
-def test_figures_tell_how_many_wait_by_topic_and_since_when(opened, clock):
+def test_figures_count_waiting_half_messages_and_their_age_by_topic(opened, clock):
     store = opened()
     first = clock.now_ms
     begin(store, b"1", clock=clock)

@@ -1,4 +1,4 @@
-"""The tasks of an archive in Spark: ranges read in workers become files that the driver takes."""
+"""The tasks of an archive in Spark: workers read ranges into files that the driver takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bar of a Spark job has its tasks."""
+"""The progress bar of a Spark job shows its tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.history.waiting import eventually
 
 
 class Bar:
-    """A progress bar that is shown, and notes what it is told."""
+    """A visible progress bar that records its calls."""
 
     shown = True
 

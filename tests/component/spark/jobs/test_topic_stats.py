@@ -1,4 +1,4 @@
-"""The steps of topic_stats on a few rows whose figures are known."""
+"""The steps of topic_stats on a few rows with known figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS: list[Row] = [
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    """Rows of (topic, seconds after noon, tag, keys, body) as `read_topic` gives them."""
+    """Return rows of (topic, seconds after noon, tag, keys, body) as `read_topic` returns them."""
     full = [
         (topic, "broker-a", 0, offset, tags, keys, body, {}, NOON, NOON + timedelta(seconds=seconds), f"{offset:032X}")
         for offset, (topic, seconds, tags, keys, body) in enumerate(rows)

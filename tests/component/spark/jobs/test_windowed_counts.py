@@ -1,4 +1,4 @@
-"""Windows counted by Spark over a stream of files: each count is known, and sent once."""
+"""Windows that Spark counts over a stream of files: each count is known, and sent once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Stream:
         os.utime(path, (self._files, self._files))  # Spark takes the oldest file first
 
     def run(self, windows: Windows = MINUTE) -> Counted:
-        """Count what is there; a batch per file."""
+        """Count all present files, with a batch per file."""
         messages = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{self._directory}/rows")
         stored = StoredCounts(lambda count: None)
 
@@ -81,8 +81,8 @@ class Stream:
         return await_end(query, "counts", stored)
 
     def counts(self) -> dict[tuple[int, str | None], int]:
-        """The counts sent so far, by the beginning of their window in seconds after noon and by tag; none is sent
-        twice."""
+        """Return the sent counts by their window's begin, in seconds after noon, and by tag. Checks that each was sent
+        once."""
         found: dict[tuple[int, str | None], int] = {}
         for row in (row for rows in self.sent.values() for row in rows):
             body = json.loads(row["body"])

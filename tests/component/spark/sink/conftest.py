@@ -1,4 +1,4 @@
-"""Spark as users have it, whose workers write to a store of this process."""
+"""Spark as users run it, whose workers write to a store of this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(server) -> DedupStore:
 
 @pytest.fixture(autouse=True)
 def connection(server, monkeypatch) -> FarConnection:
-    """Has all writes go to the store instead of a cluster."""
+    """Make all writes go to the store instead of a cluster."""
     made = FarConnection(server.address, topic_route(a=4))
     monkeypatch.setattr(writer, "ClusterConnection", lambda client, settings: made)
     return made

@@ -20,7 +20,7 @@ from tests.support.spark.local_spark import changed
 
 @pytest.fixture
 def source(spark, tmp_path):
-    """A streaming DataFrame of a directory's text files, and a function that adds one."""
+    """Return a streaming DataFrame of a directory's text files, and a function that adds a file."""
     directory = tmp_path / "in"
     directory.mkdir()
     added = []

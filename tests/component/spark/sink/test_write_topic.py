@@ -85,7 +85,7 @@ def test_a_plan_location_keeps_the_queues_of_the_first_attempt(spark, store, con
 
 
 def test_workers_that_are_killed_lose_and_double_nothing(spark, server, store):
-    """Spark tries the task again, on a new worker."""
+    """Spark repeats the task on a new worker."""
     killed = []
 
     def kill(number: int, pid: int) -> None:
@@ -161,7 +161,7 @@ def test_a_broker_that_does_not_come_back_is_one_error(spark, server, store, con
     assert store.bodies() == {}
 
 
-def test_a_streaming_frame_is_told_where_to_go(spark):
+def test_a_streaming_frame_raises_an_error_that_names_topic_sink(spark):
     rows = spark.readStream.format("rate").load().select(f.lit("x").alias("body"))
     with pytest.raises(InvalidArgumentError, match=r"foreachBatch\(topic_sink\('orders'\)\)"):
         write_topic(rows, "orders")

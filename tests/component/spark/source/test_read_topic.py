@@ -1,4 +1,4 @@
-"""`read_topic` on a store in this process, by Spark without Ray: each option against messages that are known."""
+"""`read_topic` on a store in this process, by Spark without Ray: each option is checked on known messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIARS = list(lying_bodies().values())
 
 
 class Topics:
-    """A store whose messages are stored one each second: number n of a topic is in queue n % 2, at offset n // 2."""
+    """A store with a message each second: number n of a topic is in queue n % 2, at offset n // 2."""
 
     def __init__(self, directory: Path) -> None:
         self._now_ms = FIRST_MS
@@ -68,7 +68,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
 
 
 def numbers(frame: DataFrame) -> list[int]:
-    """The numbers of the messages in a frame, from queue and offset, sorted."""
+    """Return the numbers of the messages in a frame, computed from queue and offset, sorted."""
     rows = frame.select("queue_id", "queue_offset").collect()
     return sorted(row.queue_offset * QUEUES + row.queue_id for row in rows)
 
@@ -83,7 +83,7 @@ def test_every_message_comes_once_with_all_of_its_columns(spark: SparkSession, t
     assert all(row.tags == TAGS[number % 3] and row.topic == "orders" for number, row in rows.items())
 
 
-def test_some_columns_are_there_for_those_who_ask(spark: SparkSession, topics: Topics) -> None:
+def test_optional_columns_are_read_on_request(spark: SparkSession, topics: Topics) -> None:
     frame = read_topic(spark, "orders", columns=["body_size", "reconsume_times", "queue_offset"], client=topics.near)
     rows = [tuple(row) for row in frame.orderBy("queue_offset").limit(2).collect()]
     assert rows == [(len("orders 0 ") + 200, 0, 0), (len("orders 1 ") + 200, 0, 0)]
@@ -115,7 +115,7 @@ def test_some_columns_are_there_for_those_who_ask(spark: SparkSession, topics: T
         ({"expression": raymq.sql("price > 1000")}, []),
     ],
 )
-def test_an_option_chooses_the_messages_that_it_says(
+def test_each_option_selects_its_messages(
     spark: SparkSession, topics: Topics, options: dict[str, Any], expected: Any
 ) -> None:
     assert numbers(read_topic(spark, "orders", client=topics.near, **options)) == sorted(expected)
@@ -181,7 +181,7 @@ def test_errors_come_before_any_job(
 def test_tasks_prefer_the_node_whose_disk_holds_their_part(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes: Spark's scheduler is asked for the host of each partition's broker group."""
+    """Two nodes: Spark's scheduler asks for the host of each partition's broker group."""
     brokers = {
         name: BrokerData("raymq", name, {0: f"storage-{name}-0"}, {0: f"node-of-{name}"}) for name in ("a", "b", "c")
     }
@@ -262,7 +262,7 @@ def test_options_have_the_names_of_sparks_kafka_source_where_the_meaning_is_the_
         *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # Kafka's client
         *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # of streams
         *("groupIdPrefix", "kafka.group.id"),  # a read is no member of a group
-        "includeHeaders",  # properties are always there, unless `columns` leave them out
+        "includeHeaders",  # properties are always present, unless `columns` leave them out
     }
 
 
@@ -271,7 +271,7 @@ def test_columns_have_the_names_of_sparks_kafka_source_where_they_are_the_same()
     assert set(SPARK_SCHEMA.names) & KAFKA_COLUMNS == {"topic"}
 
 
-# Last: it deletes the oldest messages
+# last, as it deletes the oldest messages
 
 
 def test_messages_deleted_between_the_plan_and_the_job_fail_it_or_are_left_out_and_named(

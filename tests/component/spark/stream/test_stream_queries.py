@@ -1,4 +1,4 @@
-"""Streaming queries over topics, in Spark itself: what a batch has, again and again, and what can be done with it."""
+"""Streaming queries over topics in a real Spark: the rows of a batch and of its repeats, and operations on the rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stream(
 
 
 class Batches:
-    """A sink for `foreachBatch` that keeps the rows of each batch and the partitions that they came in."""
+    """A sink for `foreachBatch` that keeps the rows of each batch and their partitions."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[Row]] = {}
@@ -87,7 +87,7 @@ def test_available_now_reads_what_there_is_in_batches_and_a_restart_goes_on_ther
 def test_a_batch_that_was_not_finished_is_read_again_as_it_was_whatever_has_changed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The sink itself compares the rows and partitions of a batch with those that it saw before."""
+    """The sink itself compares the rows and partitions of a batch with the first run of the batch."""
     topics, batches = FakeTopics({A0: (0, 120), B0: (0, 30)}), Batches()
     for failing in (0, 1, 2):
         batches.fail_at = failing
@@ -152,7 +152,8 @@ def test_progress_has_offsets_messages_and_lag(spark: SparkSession, tmp_path: Pa
 
 
 def test_windows_with_a_watermark_are_appended_once_they_are_closed(spark: SparkSession, tmp_path: Path) -> None:
-    """100 messages, one a second: ten windows of 10 s. The watermark closes those that ended 20 s before the newest."""
+    """100 messages, one per second: ten windows of 10 s. The watermark closes windows that ended 20 s before the newest
+    row."""
     topics = FakeTopics({A0: (0, 60)})
     frame = stream(spark, topics).withWatermark("born_timestamp", "20 seconds")
     counts = frame.groupBy(functions.window("born_timestamp", "10 seconds"), "tags").count()
@@ -237,7 +238,7 @@ def test_lost_messages_fail_the_query_or_are_left_out(spark: SparkSession, tmp_p
         run_available(stream(spark, topics, reader=read_but_lost), batches, tmp_path / "checkpoint")
 
 
-def test_queries_of_one_dataframe_know_nothing_of_each_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_queries_of_one_dataframe_are_independent(spark: SparkSession, tmp_path: Path) -> None:
     topics, running, available = FakeTopics({A0: (0, 20)}), Batches(), Batches()
     frame = stream(spark, topics, max_offsets=15)
     query = start(frame, running, tmp_path / "running")
@@ -261,6 +262,6 @@ def test_spark_is_asked_to_read_a_part_where_it_is(spark: SparkSession) -> None:
     assert end is not None
     frame = BatchFrames(spark, read, SCHEMA).frame(*source.batch(None, end))
     rdd = frame.queryExecution().logical().rdd()
-    # The scheduler's own answer: it looks through narrow dependencies.
+    # the scheduler's own answer, which looks through narrow dependencies
     hosts = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, index).mkString(",") for index in range(2)]
     assert hosts == ["10.0.0.1", "10.0.0.2,10.0.0.3"]

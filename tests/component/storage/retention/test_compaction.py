@@ -1,4 +1,5 @@
-"""Compaction topics in a store: the newest message of each key stays, whatever goes, and whenever the store dies."""
+"""Compaction topics in a store: the newest message of each key stays, whatever is deleted and whenever the store
+dies."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def root(tmp_path, no_flushes, monkeypatch) -> Path:
 
 
 class Compacted:
-    """A store with the compaction topic `orders`, and what was sent to queue 0 of it."""
+    """A store with the compaction topic `orders`, and the messages sent to its queue 0."""
 
     def __init__(self, root: Path, **changes) -> None:
         self.root, self.changes = root, changes
@@ -74,12 +75,12 @@ class Compacted:
         return self.store.compaction.run_once(now_ms)
 
     def newest(self) -> dict[int, bytes]:
-        """The newest message of each key, and all without one, by offset."""
+        """Return the newest message of each key, and all messages without a key, by offset."""
         last = {key: offset for offset, (key, _) in enumerate(self.sent) if key}
         return {offset: body for offset, (key, body) in enumerate(self.sent) if key is None or last[key] == offset}
 
     def drop_log(self) -> None:
-        """Delete all old log files that retention allows to go."""
+        """Delete all old log files that retention may delete."""
         for path in sorted((self.root / "commitlog").iterdir()):
             os.utime(path, (0, 0))
         while True:
@@ -89,7 +90,7 @@ class Compacted:
 
 
 def read(store: MessageStore, start: int = 0, max_messages: int = 7, max_bytes: int = 4000) -> dict[int, bytes]:
-    """What a consumer reads from an offset on, by offset."""
+    """Return the messages that a consumer reads from an offset on, by offset."""
     found: dict[int, bytes] = {}
     offset, end = start, store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -126,7 +127,7 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
 
 @pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
 def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
-    """The unit of the compacted log tells the place of each record."""
+    """The unit of the compacted log has the place of each record."""
     it = Compacted(root)
     it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
     it.compact()
@@ -336,13 +337,13 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
 
 
 def places(store: MessageStore) -> list[int]:
-    """The physical offsets of the queue's first records."""
+    """Return the physical offsets of the queue's first records."""
     [queue] = store._parts.queues.plain
     return queue.units(0, QUEUE_FILE_UNITS)["physical_offset"].tolist()
 
 
 def intact(store: MessageStore) -> dict[int, bytes | None]:
-    """What a consumer reads one by one, by offset; None for a record that is damaged."""
+    """Return what a consumer reads one by one, by offset; None for a damaged record."""
     found: dict[int, bytes | None] = {}
     offset, end = 0, store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -363,7 +364,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert at + 500 < len(before), "the record is in the first file"
     flip(root, at, field)
     assert it.compact() == 1
-    # The message before it with the same key is the newest that can be read.
+    # the earlier message with the same key is the newest readable one
     kept = {**it.newest(), 30: it.sent[30][1]}
     damaged = {90: None}
     assert intact(it.store) == kept | damaged
@@ -378,7 +379,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert intact(it.store) == kept | damaged | {300: it.sent[300][1]}
     it.compact(LATER_MS + 2 * SETTLED_MS)
     with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
-        file.write(before)  # as good bytes of another replica
+        file.write(before)  # as intact bytes of another replica
     it.send(("last", b"last"))
     it.now_ms = LATER_MS + 2 * SETTLED_MS
     assert it.compact(LATER_MS + 4 * SETTLED_MS) == 1
@@ -486,7 +487,7 @@ def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypat
 
 
 def _compact_until(it: Compacted, monkeypatch: pytest.MonkeyPatch, cut: int, now_ms: int) -> bool:
-    """Compact, and die at the disk call with number `cut`; False if it did."""
+    """Compact, and die at the disk call with number `cut`. Returns False if the process died."""
     calls = iter(range(cut))
     with monkeypatch.context() as patch:
         for name in ("pwrite_all", "write_file", "rename", "sync_directory", "unlink", "flush"):

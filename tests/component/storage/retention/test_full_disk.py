@@ -1,4 +1,4 @@
-"""A disk that is too full for messages, or has no room at all: what a store refuses, and what goes on."""
+"""A disk that is too full for messages, or has no room at all: which calls a store refuses, and which continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Fill = Callable[[float], None]
 
 @pytest.fixture
 def fill(monkeypatch: pytest.MonkeyPatch) -> Fill:
-    """Says how full every disk is."""
+    """Return a function that sets the usage of every disk."""
 
     def set_usage(usage: float) -> None:
         monkeypatch.setattr(cleaner, "disk_usage", lambda path: usage)
@@ -105,7 +105,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
     fill(CRITICAL)
     slave.cleaner.look_at_disk()
     master.append([state(b"a commit")])
-    copy()  # nothing but a broker's state
+    copy()  # only a broker's state
     master.append([make_batch([b"2"]), state(b"another")])
     with pytest.raises(StoreNotWritableError, match="97% full"):
         copy()
@@ -116,7 +116,7 @@ def test_a_slave_whose_disk_is_fuller_than_its_masters_takes_chunks_from_half_of
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
-    """Let calls of a kind for files with `part` in their path end in ENOSPC."""
+    """Make calls of a kind for files with `part` in their path fail with ENOSPC."""
     real = getattr(disk, kind)
 
     def call(first: Path | int, *rest: object) -> object:
@@ -129,7 +129,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, kind: str, part: str) -> None:
 
 
 def fill_log(store: MessageStore, size: int = 1000) -> int:
-    """Append until the log needs another file; the number of messages."""
+    """Append until the log needs another file. Returns the number of messages."""
     refused = ""
     for count in range(1000):
         try:
@@ -151,7 +151,7 @@ def test_without_room_for_another_log_file_appends_are_refused_and_nothing_has_f
         with monkeypatch.context() as full:
             full.setattr(reports, "disk_free_bytes", lambda path: 0)
             assert "no room for another file" in store.status().not_writable_reason
-        assert store.status().writable  # room was made, and nobody has appended since
+        assert store.status().writable  # room was made, and nothing was appended since
         assert store.gate.failure == ""
         assert len(bodies_of(store)) == count
     store.append([make_batch([b"room again"])])
@@ -202,10 +202,12 @@ def test_without_room_for_a_snapshot_the_store_goes_on_and_nothing_is_lost(store
 
 DISK_MIB, LOG_FILE = 24, 1 << 20
 ALONE = {"clean_resource_interval_ms": 3_600_000, "message_index_enable": False}
-"""Nobody else finds out that the disk is full: not the cleaner, and not the index."""
+"""No other part notices that the disk is full: neither the cleaner nor the index."""
 STATE_RECORDS = 300
-"""Records of a broker's state: they need three files more of their queue, and a third of the room that the log keeps
-for them."""
+"""The number of records of a broker's state.
+
+They need three more files of their queue, and a third of the room that the log reserves for them.
+"""
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ def test_on_a_real_full_disk_state_is_stored_and_messages_are_read_also_after_a_
             assert len(bodies_of(store)) == 100
             append_states(store, STATE_RECORDS if life else 50)
             if not life:
-                store.close()  # deletes the log file that was made ready, so:
+                store.close()  # deletes the log file that was made ahead, so:
                 small.fill(share)
                 store = on_small_disk(small)
         store.write_config("topics.json", '{"new": 1}')
@@ -272,7 +274,7 @@ def test_messages_leave_the_end_of_the_last_log_file_to_the_brokers_state(small)
         refused_at = store.log.end_offset
         append_states(store)
         assert store.log.end_offset > refused_at
-        for _ in range(3):  # not even a small one, while there is room for more of the state
+        for _ in range(3):  # not even a small message, while room for more of the state is left
             with pytest.raises(StoreNotWritableError, match="no room for another file"):
                 store.append([make_batch([b"x"])])
         append_states(store, 10)

@@ -1,4 +1,4 @@
-"""Retention: the rules on their own, and what a store is like after they were applied (spec/storage.md §9)."""
+"""Retention: its rules alone, and a store after the rules were applied (spec/storage.md §9)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def starts(decision: RetentionDecision) -> list[int]:
         ((), {}, []),
     ],
 )
-def test_which_files_go(ages, changes, expected):
+def test_rules_decide_which_files_are_deleted(ages, changes, expected):
     assert starts(decided(files(*ages), **changes)) == expected
 
 
@@ -129,7 +129,7 @@ def filled_store(root: Path, **changes) -> MessageStore:
 
 
 def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
-    """Make the first log files so many hours old."""
+    """Make the first log files `hours` old."""
     for path in sorted((root / "commitlog").iterdir())[:count]:
         os.utime(path, (now.timestamp() - hours * 3600,) * 2)
 
@@ -183,7 +183,7 @@ def test_a_queue_that_was_lost_with_all_its_messages_aged_out_goes_on_where_it_e
     store.close()
 
 
-def test_nothing_goes_at_another_hour(root, monkeypatch):
+def test_nothing_is_deleted_outside_of_the_configured_hour(root, monkeypatch):
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.5)
     store = filled_store(root)
     age(root, 2, THREE_O_CLOCK)
@@ -210,7 +210,7 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
 
 
 def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
-    """Other programs may have filled it: that is no reason to lose messages that nobody has read."""
+    """Other programs may have filled the disk, which is no reason to lose unread messages."""
     store = filled_store(root)
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     for hour in (3, 4):
@@ -223,7 +223,7 @@ def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
 
 
 def test_blocks_that_are_reserved_for_others_do_not_count_as_room(monkeypatch):
-    """The figures of a 100 GiB disk: 60 used, 30 to be had, 10 reserved for root."""
+    """The figures of a 100 GiB disk: 60 used, 30 available, 10 reserved for root."""
     gib = SimpleNamespace(f_frsize=4096, f_blocks=100 << 18, f_bfree=40 << 18, f_bavail=30 << 18)
     monkeypatch.setattr(os, "statvfs", lambda path: gib)
     assert disk_usage(Path("/")) == 0.67
@@ -241,7 +241,7 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     bounds = store.queues.bounds("orders", 0)
     [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
-    assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its time
+    assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its age limit
     assert store.status().retention.young_files_deleted == count - 1
     assert store.statistics().runtime["commitLogYoungFilesDeleted"] == str(count - 1)
     assert f"orders:0 {lost.begin_offset} to {lost.end_offset - 1}" in caplog.text
@@ -250,7 +250,7 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     store.close()
 
 
-def test_what_a_hold_names_stays(root):
+def test_a_hold_keeps_its_files(root):
     store = filled_store(root)
     age(root, 9, THREE_O_CLOCK)
     store.write_config(cleaner.HOLDS_FILE, '{"orders": {"1": 2, "7": 0}}')
@@ -305,7 +305,7 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
 
 
 def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_its_queues_end(root):
-    """Truncated where a file begins, the log has a last file without a record; the files before it go by their age."""
+    """If the log is truncated where a file begins, its last file has no record; retention deletes the earlier files."""
     store = filled_store(root)
     store.close()
     truncate_log(small_settings(root), LOG_FILE_BYTES)
@@ -323,7 +323,7 @@ def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_i
 
 
 def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
-    """One queue is empty, the other's records are gone: neither belongs to the topic of that name deleted before."""
+    """One queue is empty, the other's records are gone: neither belongs to the deleted topic of that name."""
     store = open_store(root)
     store.append([make_batch([b"deleted"])])
     store.topics.delete("orders")
@@ -345,7 +345,7 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
 
 
 def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
-    """Right after the store was opened, its thread looks at all files, and retention takes the first of them."""
+    """Right after the store opens, its thread checks all files, and retention deletes the first of them."""
     store = filled_store(root, max_index_num=100)
     assert store.queries.by_key("orders", "none").complete
     store.close()
@@ -372,7 +372,7 @@ def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, mon
     store.close()
 
 
-def test_how_far_a_queue_went_is_on_disk_before_its_last_record_is_gone(tmp_path, monkeypatch):
+def test_a_queues_end_is_on_disk_before_its_last_record_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
     root = tmp_path / "0" / "store"
     root.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Retention per topic: what a store shows and keeps of topics that have a reserved time of their own."""
+"""Retention per topic: the messages that a store shows and keeps of topics with a reserve time of their own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clock() -> Clock:
 
 
 def filled(root: Path, clock: Clock, count: int = 600, **changes) -> MessageStore:
-    """A store with a message of `orders` and one of `bills` in each minute up to now, 3 hours."""
+    """Return a store with a message of `orders` and one of `bills` in each minute of the last 3 hours."""
     store = open_store(root, clock_ms=clock, **changes)
     for n in range(count):
         clock.now_ms = NOW_MS - (count - 1 - n) * MINUTE_MS
@@ -79,7 +79,7 @@ def test_a_topic_forgets_what_is_older_than_its_own_time_and_others_do_not(root,
     store.close()
 
 
-def test_what_was_forgotten_stays_so_after_a_kill_and_a_longer_time_brings_nothing_back(root, clock):
+def test_expired_messages_do_not_return_after_a_kill_or_with_a_longer_time(root, clock):
     store = filled(root, clock, 300)
     store.write_config(TOPICS_FILE, topics_json(orders=30 * MINUTE_MS))
     store.cleaner.run_once(NOW)
@@ -170,7 +170,7 @@ def test_times_are_those_of_rocketmqs_file(text, expected):
 @pytest.mark.parametrize(
     "text", [None, "", "[ 1 ]", "\0garbage", '{"topicConfigTable": 5}', '{"topicConfigTable": {"a": 1}}']
 )
-def test_a_file_that_is_none_of_rocketmqs_says_nothing_of_any_topic(text):
+def test_a_file_that_rocketmq_cannot_have_written_sets_no_topics_time(text):
     assert parse_attributes(text) == {}
 
 
@@ -193,11 +193,11 @@ def test_one_damaged_record_makes_no_young_message_old(root, clock, kind):
                 file.seek(start % LOG_FILE_BYTES + STORE_TIMESTAMP_OFFSET)
                 file.write(stored_ms.to_bytes(8))
         found = queue.first_stored_at(NOW_MS - 30 * MINUTE_MS)
-        if kind == "new time":  # the messages behind it count as new, too
+        if kind == "new time":  # the later messages count as new, too
             assert found in (min(offset, expected), expected)
-        elif offset == expected - 1:  # its time is unknown, so it is kept, unless the header is good
+        elif offset == expected - 1:  # its time is unknown, so it is kept, unless the header is intact
             assert found in (offset, expected)
-        elif offset == expected:  # the first young message is lost itself
+        elif offset == expected:  # the first young message itself is lost
             assert found in (expected, expected + 1)
         else:
             assert found == expected
