@@ -1,4 +1,4 @@
-"""Bad input is one clear error that says what to do, raised before anything has changed."""
+"""Bad input raises one clear error that says what to do, before anything has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 def state(mq: raymq.Client) -> tuple[object, ...]:
-    """Everything that bad input must not change: topics with their ends, groups with their offsets."""
+    """Return everything that bad input must not change: topics with their ends, groups with their offsets."""
     topics = mq.admin.list_topics()
     groups = mq.admin.list_groups()
     return (
@@ -40,7 +40,7 @@ def state(mq: raymq.Client) -> tuple[object, ...]:
 
 @pytest.fixture
 def unchanged(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """After the test everything is as it was before, and a good message is still taken."""
+    """Check after the test that nothing has changed, and that a good message is still accepted."""
     before = state(mq)
     yield
     assert state(mq) == before
@@ -255,7 +255,7 @@ def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
     def listen(message: MessageExt) -> None:
         attempt = len(os.listdir(tries))
         (tries / f"{attempt}").touch()
-        while len(os.listdir(seen)) < attempt:  # what the attempt before it has raised is looked at first
+        while len(os.listdir(seen)) < attempt:  # wait until the error of the previous attempt was checked
             time.sleep(0.01)
         if attempt == 0:
             raise LookupError("no such customer")
@@ -302,7 +302,7 @@ def test_a_listener_that_cannot_be_shipped_is_refused_before_anything_starts(mq:
 
 
 class BreaksWhenLoaded:
-    """Pickles well; unpickling it fails."""
+    """Pickling succeeds; unpickling fails."""
 
     def __call__(self, message: MessageExt) -> None:
         raise AssertionError("never called")
@@ -327,7 +327,7 @@ def test_a_listener_that_cannot_be_loaded_in_its_actor_is_refused_and_nothing_ru
 
 
 def start_elsewhere(directory: Path, *arguments: str, settings: str = "") -> tuple[int, str]:
-    """Start an embedded raymq in a process of its own, in `directory`; its exit code and what it printed."""
+    """Start an embedded raymq in a process of its own, in `directory`. Returns its exit code and its output."""
     directory.mkdir()
     if settings:
         (directory / "raymq.yaml").write_text(settings)
@@ -380,7 +380,7 @@ print(json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def outcomes(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The outcomes of connecting in a program that has started a Ray of its own, by the mistake it makes."""
+    """Return the outcomes of connecting in a program with its own Ray, by the program's mistake."""
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "file").write_text("in the way")
     settings = StoreSettings(
@@ -419,7 +419,7 @@ def test_a_data_directory_locked_by_a_plain_store_names_its_process(outcomes: di
 
 @pytest.mark.parametrize("place", ["below a file", "/proc"])
 def test_a_data_directory_that_cannot_be_written_says_what_to_check(outcomes: dict[str, str], place: str) -> None:
-    """Root may write everywhere, so the places are ones where nobody can."""
+    """Root may write everywhere, so the test uses places where nobody can write."""
     assert outcomes[place].startswith("StoreError: cannot open the store director")
     assert "check that it is on a disk with free space" in outcomes[place]
     assert "may write there" in outcomes[place]

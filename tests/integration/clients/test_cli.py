@@ -29,7 +29,7 @@ class Cli:
         self._address = ray.get_runtime_context().gcs_address
 
     def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run one command; its exit code must be `code`, and nothing may be on stderr when that is 0."""
+        """Run one command. Its exit code must be `code`, and with code 0 its stderr must be empty."""
         done = subprocess.run(
             [RAYMQ, *arguments, "--address", self._address],
             input=stdin,
@@ -45,7 +45,7 @@ class Cli:
         return done
 
     def rows(self, *arguments: str, stdin: str = "") -> list[list[str]]:
-        """The cells of the table that a command prints, its head first."""
+        """Return the cells of the table that a command prints, beginning with its head."""
         lines = self.run(*arguments, stdin=stdin).stdout.splitlines()
         cells = [re.split(r"[│┃]", line)[1:-1] for line in lines]
         return [[cell.strip() for cell in row] for row in cells if row]
@@ -54,7 +54,7 @@ class Cli:
         return json.loads(self.run(*arguments, "--json", stdin=stdin).stdout)
 
     def refused(self, *arguments: str, stdin: str = "", code: int = 1) -> str:
-        """The one line that says why."""
+        """Return the single line with the reason."""
         done = self.run(*arguments, stdin=stdin, code=code)
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
@@ -228,7 +228,7 @@ def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
     assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
     assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
     places = {one["where"] for one in answer["findings"] if one["check"] == "versions"}
-    assert len(places) == 2  # here, and the one node by a task on it
+    assert len(places) == 2  # here, and on the single node by a task
     assert str(box.data) in found["private files"]["seen"]
     assert found["locks"]["seen"] == f"{box.data}: 2 stores are open"
     assert found["lanes"]["state"] == "ok"

@@ -24,7 +24,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 def read_all(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[MessageExt]]:
-    """Every message of a topic, per queue."""
+    """Return every message of a topic, by queue."""
     read: dict[MessageQueue, list[MessageExt]] = {}
     for description in mq.admin.describe_topic(topic):
         messages: list[MessageExt] = []
@@ -167,7 +167,7 @@ def test_the_largest_message_is_4_mib_and_comes_back_whole(mq: raymq.Client, top
 
 
 def send_numbers(mq: raymq.Client, topic: str, numbers: Iterable[int], *, sharding: bool = False) -> None:
-    """A message per number, with the number as body; spread over all queues with `sharding`."""
+    """Send a message per number, with the number as body; with `sharding`, spread over all queues."""
     with mq.producer() as producer:
         for number in numbers:
             producer.send_async(raymq.Message(topic, b"%d" % number), sharding_key=str(number) if sharding else None)
@@ -212,11 +212,11 @@ def test_a_tag_subscription_gets_exactly_its_tags_even_where_two_tags_have_one_c
             consumer.commit()
             return sum(consumer.committed(queue) or 0 for queue in consumer.assignment())
 
-        # What the tags exclude at a queue's end is passed over when the long poll that found nothing else has ended.
+        # Messages at a queue's end that the tags exclude are skipped when the long poll without a result has ended.
         eventually(lambda: committed() == 300, "everything committed")
     assert Counter(message.tags for message in got) == {"AaAa": 75, "C": 75}
     assert numbers_of(got) == [number for number in range(300) if number % 4 in (0, 2)]
-    # From all queues: the first message of a burst may lie in one alone.
+    # from all queues: one queue may have the first messages of a burst alone
     queues = [row.queue for row in mq.admin.describe_topic(topic)]
     pulled = [
         [message for queue in queues for message in mq.admin.pull(queue, 0, max_messages=1000, tags=tag).messages]
@@ -246,7 +246,7 @@ def test_a_group_goes_on_where_it_committed_and_gets_the_rest_again(mq: raymq.Cl
 def test_auto_commit_counts_as_done_what_polls_before_the_last_have_returned(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    """And the last one too, unless an exception ended the program's work on it."""
+    """The messages of the last poll count as well, unless an exception ended the program's work on them."""
     send_numbers(mq, topic, range(30))
     consumer = mq.pull_consumer(group, consume_from=FIRST)
     consumer.subscribe(topic)
@@ -390,7 +390,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
         def passed() -> int:
             return sum(q.commit_offset for q in subscription.status()[0].queues if q.queue.topic == topic)
 
-        # What the tags exclude at a queue's end is passed over when the long poll that found nothing else has ended.
+        # Messages at a queue's end that the tags exclude are skipped when the long poll without a result has ended.
         eventually(lambda: passed() == 200, "the end of every queue")
     subscription.stop()
     assert journal.distinct_numbers() == list(range(1, 200, 2))
@@ -401,7 +401,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
 
 
 class SumPerQueue:
-    """A listener with state: it makes what it cannot ship in its first call."""
+    """A listener with state, which makes its unpicklable objects in its first call."""
 
     def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal

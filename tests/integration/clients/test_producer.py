@@ -1,5 +1,7 @@
-"""The producer and its async twin against a whole cluster; what they do when stores fail is in tests/unit and
-tests/property, with fakes, and in tests/chaos."""
+"""The producer and its asyncio twin against a whole cluster.
+
+tests/unit, tests/property (with fakes) and tests/chaos cover their behaviour when stores fail.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ STORES = ("storage-broker-a-0", "storage-broker-b-0")
 
 
 def read_all(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[MessageExt]]:
-    """Every message of a topic, per queue."""
+    """Return every message of a topic, by queue."""
     read: dict[MessageQueue, list[MessageExt]] = {}
     for entry in mq.admin.describe_topic(topic):
         messages: list[MessageExt] = []
@@ -92,7 +94,8 @@ def test_the_async_twin_sends_over_a_kill_of_both_stores(mq: raymq.Client, topic
 
 
 def test_while_one_store_is_away_new_messages_go_to_the_other(mq: raymq.Client, topic: str) -> None:
-    """Stopped, not killed: Ray does not bring it back, and calls time out. What is on its way stays with it."""
+    """The store is stopped, not killed: Ray does not restart it, and calls time out. Its messages in flight stay with
+    it."""
     with mq.producer(attempt_timeout_s=0.5) as producer:
         for _ in range(20):
             producer.send(raymq.Message(topic, b"before"))

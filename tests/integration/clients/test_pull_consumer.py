@@ -1,5 +1,7 @@
-"""Pull consumers of both kinds in a cluster: queues chosen by the program, places, offsets for times, tables, resets,
-queues that are added. What a group shares is in test_client."""
+"""Pull consumers of both kinds in a cluster: chosen queues, offsets, offsets for times, tables, resets, added queues.
+
+test_client.py covers the queues that a group shares.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> Iterator[Make]:
-    """Makes consumers of one kind; they are closed at the end."""
+    """Yield a maker of consumers of one kind. The consumers are closed at the end."""
     made = []
 
     def make(group: str, **options: Any) -> Any:
@@ -49,14 +51,14 @@ def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> 
 
 
 def send(mq: raymq.Client, topic: str, *bodies: bytes, key: str = "one queue") -> MessageQueue:
-    """Send into one queue, which is returned."""
+    """Send into one queue. Returns the queue."""
     with mq.producer() as producer:
         [queue] = {producer.send(raymq.Message(topic, body), sharding_key=key).queue for body in bodies}
     return queue
 
 
 def poll(consumer: Any, count: int) -> list[bytes]:
-    """The bodies of `count` messages."""
+    """Return the bodies of `count` messages."""
     bodies: list[bytes] = []
 
     def enough() -> bool:
@@ -164,7 +166,7 @@ def test_iteration_commits_what_the_program_has_asked_beyond(
 
 
 def test_a_reset_moves_consumers_that_run(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
-    """Those of a group, by their heartbeats, and one that has chosen its queues, by asking."""
+    """Consumers of a group learn of the reset by heartbeats; a consumer that has chosen its queues asks for resets."""
     queue = send(mq, topic, *(b"%d" % number for number in range(10)))
     consumers = {}
     for mode in ("subscribe", "assign"):
@@ -183,7 +185,7 @@ def test_a_listener_hears_of_queues_that_are_added(mq: raymq.Client, topic: str,
     calls: list[tuple[str, list[MessageQueue]]] = []
     consumer.register_queue_change_listener(topic, lambda name, queues: calls.append((name, queues)))
     mq.admin.update_topic(topic, queues=6)
-    # One broker has its new queues before the other, and the listener may have looked in between.
+    # one broker has its new queues before the other, and the listener may be called in between
     eventually(lambda: calls and len(calls[-1][1]) == 6, "the listener is called with all queues")
     name, queues = calls[-1]
     assert name == topic

@@ -1,4 +1,4 @@
-"""Topics as datasets of Ray Data and datasets as messages: what goes in is what comes out, whatever the plan."""
+"""Topics as datasets of Ray Data and datasets as messages: the same rows come out, whatever the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLIGHTS = 336_776
 QUEUES = 4
 
 pytestmark = [
-    # All of Ray Data's own.
+    # all of Ray Data's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -46,7 +46,7 @@ def _quiet() -> None:
 
 @pytest.fixture(scope="module")
 def flights(mq: raymq.Client) -> pd.DataFrame:
-    """The flights of 2013, which are in topic "data-flights": a flight's body is JSON, its tag the carrier."""
+    """Send the flights of 2013 to topic "data-flights": a flight's body is JSON, its tag the carrier."""
     flights = load_flights()
     wanted = flights[["row", "carrier", "origin", "tailnum", "arr_delay"]]
     bodies = wanted.to_json(orient="records", lines=True).encode().splitlines()
@@ -66,7 +66,7 @@ def bounds(mq: raymq.Client, topic: str) -> dict[str, tuple[int, int]]:
 
 
 def places(dataset: Dataset) -> list[tuple[str, int, int]]:
-    """Broker group, queue id and offset of every row, sorted."""
+    """Return broker group, queue id and offset of every row, sorted."""
     rows = dataset.select_columns(["broker_name", "partition", "offset"]).to_pandas()
     return sorted(rows.itertuples(index=False, name=None))
 
@@ -94,7 +94,7 @@ def arrow(dataset: Dataset) -> Iterator[Any]:
 def test_a_count_reads_nothing(mq: raymq.Client, flights: pd.DataFrame) -> None:
     dataset = read_topic("data-flights")
     assert dataset.count() == FLIGHTS
-    assert "ReadTopic" not in dataset.stats()  # which tells the operators that were executed
+    assert "ReadTopic" not in dataset.stats()  # `stats` names the operators that were executed
     assert read_topic("data-flights", tags="UA").count() == (flights.carrier == "UA").sum()
 
 
@@ -117,7 +117,7 @@ def test_a_projection_moves_no_bodies(mq: raymq.Client, flights: pd.DataFrame) -
     pruned = dataset.select_columns(["offset", "tags"]).materialize()
     assert pruned.schema().names == ["offset", "tags"]
     assert pruned.count() == FLIGHTS
-    # An offset has 8 bytes, a tag 2 and 4 of its place: there is no room for bodies, which have about 100.
+    # An offset has 8 bytes, a tag 2 and 4 for its place: bodies, which have about 100 bytes, do not fit.
     assert pruned.size_bytes() < 16 * FLIGHTS
     assert sum(task.metadata.size_bytes for task in TopicDatasource("data-flights").get_read_tasks(1)) > 100 * FLIGHTS
 
@@ -233,7 +233,7 @@ def test_a_retried_write_task_stores_its_rows_once(
     died = tmp_path / "died"
 
     def grow_and_die_once(batch: pa.Table) -> pa.Table:
-        """Rows of which each batch is a block, so that it is written before the next one is made."""
+        """Return each batch as a block of its own, which is written before the next block is made."""
         if batch["id"][0].as_py() >= 6000 and not died.exists():
             deadline_s = time.monotonic() + 60
             stored = 0

@@ -1,4 +1,4 @@
-"""Real Rebalance actors and members that speak to them: a sticky group keeps its queues, and hears of resets."""
+"""Real Rebalance actors and members: a sticky group keeps its queues, and its members learn of resets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.history.waiting import eventually
 
 
 class Member:
-    """A consumer without messages: it lets go at once of what it may not hold."""
+    """A consumer without messages that releases revoked queues at once."""
 
     def __init__(self, mq: raymq.Client, group: str, name: str, topic: str) -> None:
         self.name, self.topic = name, topic

@@ -26,14 +26,14 @@ def now_ms() -> int:
 
 
 def run(*words: str) -> dict[str, object]:
-    """The JSON that a command prints."""
+    """Return the JSON that a command prints."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def read(mq: raymq.Client, topic: str) -> list[MessageExt]:
-    """Every message of a topic, queue by queue."""
+    """Return every message of a topic, queue by queue."""
     messages: list[MessageExt] = []
     for entry in mq.admin.describe_topic(topic):
         offset = entry.min_offset

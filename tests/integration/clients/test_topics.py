@@ -1,4 +1,5 @@
-"""Topics in a whole cluster: their types, which every way of sending sees, and the offsets of groups that left them."""
+"""Topics in a whole cluster: their types, which every way of sending checks, and the offsets of groups that left
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.support.history.waiting import eventually
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
 SWEEP_S = 180.0
-"""More than the two minutes in which a broker that has just started sweeps nothing."""
+"""Longer than the two minutes in which a broker that has just started sweeps nothing."""
 SWEPT, KEPT, SWEEPER = "swept", "kept-of-two", "sweeper"
 
 
@@ -53,7 +54,7 @@ def test_every_way_to_send_sees_the_type_and_a_change_of_it(mq: raymq.Client, to
 
 @pytest.fixture
 def usual_sweeps(mq: raymq.Client) -> Iterator[None]:
-    """At the end of the test, the brokers look for offsets to drop as rarely as before."""
+    """Restore at the end of the test how rarely the brokers check for offsets to drop."""
     yield
     mq.admin.unset_config("offset_sweep_interval_ms")
 

@@ -1,5 +1,7 @@
-"""Transactions against a whole cluster. A store's part in them is tested in tests/component/transactions, and what they
-survive in tests/chaos/transactions."""
+"""Transactions against a whole cluster.
+
+tests/component/transactions covers a store's part in transactions, and tests/chaos/transactions covers faults.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def test_what_cannot_be_a_transaction_is_refused(mq: raymq.Client, topic: str) -
                 producer.transaction(raymq.Message(name, b"x"))
         with producer.transaction(raymq.Message(topic, b"late", delay_level=18)):
             pass
-        assert bodies(mq, topic) == Counter([b"late"])  # a delay does not count
+        assert bodies(mq, topic) == Counter([b"late"])  # the delay has no effect
     with pytest.raises(raymq.TopicNotExistError):
         mq.admin.describe_topic(HALF_TOPIC)
 

@@ -1,4 +1,4 @@
-"""The programs in examples/, run on one cluster: their figures are those of the data, and each draws its picture."""
+"""The programs in examples/, run on one cluster: their figures match the data, and each draws its picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SMALLEST_PICTURE_BYTES = 5_000
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets when it likes
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets at any time
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray Data's own
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 def assert_picture(file: Path) -> None:
-    """The file is a PNG with something on it: an empty page of this size has a fraction of the bytes."""
+    """Check that the file is a PNG with content: an empty page of this size has a fraction of the bytes."""
     picture = file.read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > SMALLEST_PICTURE_BYTES

@@ -1,5 +1,4 @@
-"""The pages with snippets, run as they stand: every snippet, in its order, by the commands and the interpreter a user
-has."""
+"""The pages with snippets: every snippet runs unchanged and in order, with a user's commands and interpreter."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ DOWN = Snippet("sh", "raymq down\n", "", None)
 
 
 def snippets(page: Path) -> list[Snippet]:
-    """The snippets of a page that are run, each with the text block behind it, which is its output."""
+    """Return the runnable snippets of a page, each with the text block that follows it, which is its output."""
     text = page.read_text()
     found = [(match[1], match[2], text.count("\n", 0, match.start()) + 1) for match in FENCE.finditer(text)]
     followed = [*found, ("", "", 0)][1:]
@@ -51,7 +50,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def run(snippet: Snippet) -> str:
-    """The output of a snippet, which must end well."""
+    """Return the output of a snippet, which must succeed."""
     command = [sys.executable, "-"] if snippet.language == "python" else ["bash", "-e", "-"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

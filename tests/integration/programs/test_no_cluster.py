@@ -1,4 +1,4 @@
-"""Connecting where no cluster runs. In a module of its own, without the cluster that the others share."""
+"""Connecting without a running cluster, in a module of its own without the cluster that the other modules share."""
 
 from __future__ import annotations
 

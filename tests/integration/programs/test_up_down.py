@@ -35,7 +35,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
-    """Run a command with --json; its answer, or its complaint when it fails as expected."""
+    """Run a command with --json. Returns its answer, or its error if it fails as expected."""
     done = subprocess.run(
         [RAYMQ, *arguments, "--json"], cwd=box.work, capture_output=True, text=True, timeout=150, check=False
     )
@@ -83,7 +83,8 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
 
 
 def board_is_there_and_can_be_installed_again(box: Sandbox) -> None:
-    """`up` has written Grafana's board into the session's folder; this Ray has no dashboard, so nothing watches it."""
+    """Check that `up` wrote Grafana's dashboard into the session's folder. This Ray has no dashboard that watches
+    it."""
     [board] = box.tmp.glob("ray/session_2*/metrics/grafana/dashboards/raymq*.json")
     text = board.read_text()
     board.unlink()

@@ -1,7 +1,8 @@
-"""Access in a whole cluster: who is nobody, has a wrong secret, may not, and may; by client, lane, handle and command.
+"""Access control in a whole cluster: unknown users, wrong secrets, missing and present rights, over each API.
 
-Two replicas, so that the servers' own calls and lanes are among those that are checked. The test's own process is the
-super user's; each other user has an actor of its own, as a program of a user would be.
+The APIs are client, lane, handle and command. The group has two replicas, so that checks also cover the servers' own
+calls and lanes. The test's own process belongs to the super user; each other user has an actor of its own, like a
+user's program.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TEAM, OTHER, ROME, SLOW = (
     raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team", "rome", "slow")
 )
 READ_PER_S = 40
-"""The messages a second that SLOW may consume."""
+"""The number of messages per second that SLOW may consume."""
 USERS = f"""
 users:
   - name: {TEAM.user}
@@ -74,7 +75,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """The super user's client."""
+    """Yield the super user's client."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         client.admin.create_topic("bills", 2)
@@ -155,7 +156,7 @@ def transacted(topic: str, group: str) -> Callable[[raymq.Client], Any]:
 
 
 def asked(topic: str, group: str) -> Callable[[raymq.Client], Any]:
-    """A request and the reply of a listener of the same user."""
+    """Send a request, with a listener of the same user that replies."""
 
     def work(client: raymq.Client) -> Any:
         consumer = client.push_consumer(group).subscribe(topic).on_message(lambda message: raymq.reply(b"pong"))
@@ -316,7 +317,7 @@ def test_a_user_of_a_namespace_has_what_is_in_it_and_nothing_else(mq: raymq.Clie
 
 
 def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """The time from the first message to the last of so many, for a pull consumer."""
+    """Return the time from the first message to the last of `count`, for a pull consumer."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -331,7 +332,7 @@ def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
 
 
 def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """As `pulled`, for a simple consumer."""
+    """Return the time of `pulled` for a simple consumer."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -346,7 +347,7 @@ def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any
 
 
 def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq.Client], Any]:
-    """As `pulled`, for a listener."""
+    """Return the time of `pulled` for a listener."""
 
     def listen(message: raymq.MessageExt) -> None:
         with notes.open("a") as file:
@@ -372,7 +373,7 @@ def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path
     mq.admin.create_topic("bulk", 1)
     with mq.producer() as producer:
         producer.send_batch([raymq.Message("bulk", b"x")] * count)
-    # A second's worth comes at once and another with the first token; the other two take a second each. The first
+    # A second's quota comes at once and another with the first token; the other two take a second each. The first
     # message may be noted late, so half of that must show.
     for work in (
         pulled("bulk", "bulk-pull", count),
@@ -404,7 +405,7 @@ def test_no_named_actor_of_a_running_cluster_serves_a_user_without_rights(mq: ra
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # the program has failed
+                ray.get(reference)  # raises the error of a failed program
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs", 60.0)
@@ -497,7 +498,7 @@ NEW = raymq.Credentials("new-team", "the secret of new-team")
 
 
 def succeeds(credentials: raymq.Credentials, work: Callable[[raymq.Client], Any]) -> bool:
-    """True if the work is done, False if its user is refused."""
+    """Return True if the work succeeds, False if its user is refused."""
     try:
         as_user(credentials, work)
     except (AccessDeniedError, AuthenticationError):
@@ -552,7 +553,7 @@ def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Clien
 
 
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
-    """The last of this module: the changes of those before outlive them, too."""
+    """The last test of this module: the changes of earlier tests survive, too."""
     for actor in ("Storage", "Broker", "NameServer"):
         kill_actors(actor)
 

@@ -31,7 +31,7 @@ from tests.support.history.waiting import eventually
 
 SETTINGS = one_group("{replicas: 1}")
 PATIENCE_MS = 60_000
-"""Bounds each wait for what servers do: a retry, a restart."""
+"""Timeout of each wait for the servers: a retry, a restart."""
 CALL_TIMEOUT_S = 30.0
 ADMIN_TOKEN = "the admins' token"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -39,7 +39,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def page(mq: raymq.Client) -> Iterator[Page]:
-    """A page of somebody who is not logged in. Requests may fail while a store is away; the page makes them again."""
+    """Yield a page without a login. Requests may fail while a store is away; the page repeats them."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
     with (
         launched() as browser,
@@ -51,7 +51,7 @@ def page(mq: raymq.Client) -> Iterator[Page]:
 
 
 def refuses(message: raymq.MessageExt) -> None:
-    """A listener that fails, in several lines."""
+    """A listener that fails, with an error of several lines."""
     raise ValueError("out of stock")
 
 

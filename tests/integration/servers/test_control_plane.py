@@ -78,7 +78,7 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     def back() -> bool:
         try:
             kept = mq.routes.call_all("list_kv", "mine")
-            known = mq.routes.call_all("brokers")  # each NameServer hears from each broker at another time
+            known = mq.routes.call_all("brokers")  # each NameServer gets each broker's heartbeat at another time
             return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
         except RaymqError:
             return False
@@ -101,7 +101,8 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
 
 
 def knows_that_there_is_none(mq: raymq.Client, topic: str) -> bool:
-    """A NameServer that was restarted says so only once every broker has had the time to register."""
+    """Return whether the topic does not exist. A restarted NameServer answers so only after every broker could
+    register."""
     try:
         mq.routes.get(topic)
     except RaymqError as error:

@@ -45,7 +45,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mq(notes: Path) -> Iterator[raymq.Client]:
-    """A cluster whose stores have the hooks of the page, and one that notes what is handed out."""
+    """Yield a cluster whose stores have the hooks of the page, and a hook that notes delivered messages."""
     [module, _] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     (notes.parent / "shop_hooks.py").write_text(module + MORE)
     with pytest.MonkeyPatch.context() as patch:

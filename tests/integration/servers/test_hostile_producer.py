@@ -1,4 +1,4 @@
-"""A producer whose compressed bodies lie, beside honest ones: every kind of consumer gets all honest messages."""
+"""A producer with lying compressed bodies beside honest producers: every kind of consumer gets all honest messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HONEST = 40
 
 @pytest.fixture
 def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A topic of one queue: honest messages with their numbers as bodies, and a lie behind every fourth one."""
+    """Create a topic of one queue: honest messages with their numbers as bodies, and a lie after every fourth."""
     name = "hostile"
     mq.admin.create_topic(name, queues=1)
     honest = compression.Compression.compress_body
@@ -45,7 +45,7 @@ def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def dead(mq: raymq.Client, group: str) -> list[str]:
-    """The reasons of a group's dead letters."""
+    """Return the reasons of a group's dead letters."""
     try:
         letters = mq.admin.dead_letters(group).letters()
     except (raymq.GroupNotExistError, raymq.TopicNotExistError):

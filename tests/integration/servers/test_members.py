@@ -1,4 +1,4 @@
-"""Questions to live members in a whole cluster: docs/members.md, the commands, members that go away."""
+"""Requests to live members in a whole cluster: docs/members.md, the commands, members that leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = (DOCS / "members.md").read_text()
 
 
 def run(*words: str) -> dict[str, object]:
-    """The JSON that a command prints."""
+    """Return the JSON that a command prints."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code in (0, 1), done.output
     return json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_every_kind_of_consumer_answers(mq: raymq.Client) -> None:
 
         def has_consumed() -> RunningInfo | None:
             [info] = mq.admin.running_info("of-push", stacks=True)
-            held = [one for one in info.queues if one.queue.topic == "asked"]  # besides its retry topic
+            held = [one for one in info.queues if one.queue.topic == "asked"]  # without its retry topic
             return info if len(held) == 2 and info.consumed == 1 else None
 
         pushed = eventually(has_consumed, "the listener holds both queues and has consumed")
@@ -100,4 +100,4 @@ def test_members_are_asked_after_brokers_have_ended(mq: raymq.Client, monkeypatc
 
 
 def _take(message: raymq.MessageExt) -> None:
-    """A listener that takes everything."""
+    """A listener that accepts everything."""

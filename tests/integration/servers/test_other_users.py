@@ -1,4 +1,4 @@
-"""Another user of the machine, with a cluster on it: reads no file of a store and no token, and opens no lane."""
+"""Another user of a machine with a cluster reads no file of a store and no token, and opens no lane."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ json.dump({what: [one for one in wanted[what] if tried[what](one)] for what in w
 
 
 def another_user(**wanted: list[str]) -> dict[str, list[str]]:
-    """Those of the wanted things that the user nobody gets: paths opened, paths written, sockets, lanes."""
+    """Return which of the wanted paths, sockets and lanes the user `nobody` can open."""
     told = subprocess.run(
         [sys.executable, "-c", ANOTHER_USER],
         input=json.dumps(wanted),
@@ -90,7 +90,8 @@ def another_user(**wanted: list[str]) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    """A cluster with a message, in a directory that everybody may enter: no closed door in front hides open ones."""
+    """Run a cluster with a message, in a directory that everybody may enter, so that only its own permissions protect
+    it."""
     with sandbox("broker_groups: 1\n") as box:
         for path in (box.root, box.tmp, box.work, box.home):
             path.chmod(0o755)
@@ -136,6 +137,6 @@ def test_no_lane_is_opened(box: Sandbox, server: str) -> None:
     assert another_user(answers=[address.name[1:]]) == {"answers": []}, "not even a hello is sent"
     wrong = LaneAddress(address.name, bytes(32), address.host, address.port)
     assert address.port
-    with pytest.raises((EOFError, LaneSecretError)):  # the server says nothing to strangers, and closes
+    with pytest.raises((EOFError, LaneSecretError)):  # the server sends nothing to strangers, and closes
         Lane(wrong, remote=True, timeout_s=CALL_S)
     Lane(address, remote=True, timeout_s=CALL_S).close()

@@ -1,5 +1,6 @@
-"""The push consumer with Ray: concurrently and in order, back through the retry topic, to everyone, held back, and with
-listeners that block or take their process with them."""
+"""The push consumer with Ray: concurrent and orderly, retries, broadcasting, suspension, blocking and crashing
+listeners.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def send(mq: raymq.Client, topic: str, numbers: Any, *, sharding_key: str | None
 
 
 def lag(mq: raymq.Client, group: str) -> int:
-    """Messages that the group has not committed; -1 while nobody knows the group."""
+    """Return the number of messages that the group has not committed; -1 while no broker has the group."""
     try:
         return sum(entry.lag for entry in mq.admin.describe_group(group))
     except raymq.GroupNotExistError:
@@ -174,7 +175,7 @@ def test_dead_letters_are_brought_back_once_to_their_group_alone(
     assert sorted(own_lines(journal)) == sorted(
         f"{topic} {one.message_id} 0 {number}" for number, one in enumerate(sent)
     )
-    assert len(journal.lines()) - len(own_lines(journal)) == 3  # the bystander had each once
+    assert len(journal.lines()) - len(own_lines(journal)) == 3  # the other group got each message once
 
 
 def own_lines(journal: ListenerNotes) -> list[str]:
@@ -379,7 +380,7 @@ def test_a_listener_process_that_is_killed_loses_nothing_and_disturbs_no_other(
 
     def listen(message: MessageExt) -> None:
         while int(message.body) >= 200 and not killed.exists():
-            time.sleep(0.01)  # every queue has some of these left when the process is killed
+            time.sleep(0.01)  # every queue has unfinished messages when the process is killed
         journal.write(f"{os.getpid()} {int(message.body)}")
         time.sleep(0.005)
 

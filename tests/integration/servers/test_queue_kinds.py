@@ -1,5 +1,6 @@
-"""Inner batches and light queues in a whole cluster: written by producers, read by pull and push consumers, found by
-key and id, listed."""
+"""Inner batches and light queues in a whole cluster: written, read by pull and push consumers, found by key and id,
+listed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Ray's TLS for a whole cluster, by the certificates of docs/security.md. In a process of its own: Ray reads the switch
-when it is imported."""
+"""Ray's TLS for a whole cluster, with the certificates of docs/security.md.
+
+The test has a process of its own, because Ray reads the TLS switch when it is imported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cluster and one Spark session for all modules of this folder: to start them takes longer than their tests."""
+"""One cluster and one Spark session for all modules of this folder: their start takes longer than the tests."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ TAGS = ("paid", "late", None)
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> list[bytes]:
-    """The bodies in the topic, sorted: 1,000 of each tag and of none, with 50 different keys."""
+    """Return the bodies in the topic, sorted: 1,000 of each tag and of none, with 50 different keys."""
     mq.admin.create_topics({TOPIC: 4, AGAIN: 4})
     return send(mq, range(MESSAGES))
 
@@ -51,7 +51,7 @@ def send(mq: raymq.Client, numbers: range) -> list[bytes]:
 
 @pytest.fixture
 def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a command of `raymq job` with the module's session and client instead of its own."""
+    """Return a runner of `raymq job` commands with the module's session and client instead of the command's own."""
 
     @contextmanager
     def session(name: str, address: str | None, size: SessionSize, *, quiet: bool) -> Iterator[Any]:
@@ -75,7 +75,7 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
 
 
 def check_picture(path: Path) -> None:
-    """A PNG of the stated size in which a tenth is coloured."""
+    """Check that the file is a PNG of the stated size in which a tenth is coloured."""
     assert struct.unpack(">II", path.read_bytes()[16:24]) == PICTURE_SIZE_PX
     pixels = imread(path)[:, :, :3]
     assert ((pixels.max(axis=2) - pixels.min(axis=2)) > 0.2).mean() > 0.1
@@ -137,7 +137,7 @@ def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sen
 
 
 def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]:
-    """The counts in a topic, by the beginning of their window in ms and by tag; none is there twice."""
+    """Return the counts in a topic, by the begin of their window in ms and by tag. Checks that none is stored twice."""
     found: dict[tuple[int, str | None], int] = {}
     for queue in mq.admin.describe_topic(topic):
         for message in mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ():
@@ -149,7 +149,7 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
 
 
 def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
-    """Windows of a second; one is sent when a message comes that was stored after its end."""
+    """Windows of a second; a window is sent when a message arrives that was stored after the window's end."""
     source, target = "job-events", "job-event-counts"
     mq.admin.create_topics({source: 2, target: 2})
     arguments = (
@@ -173,7 +173,7 @@ def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq
         assert done["late"] == 0
 
     def all_sent() -> bool:
-        """A later message closes the windows of those before it."""
+        """A later message closes the windows of earlier messages."""
         with mq.producer("job-test") as producer:
             producer.send(raymq.Message(source, b"event", tags="end"))
         run(*arguments, "--available-now", "--json")

@@ -1,4 +1,4 @@
-"""A topic read by Spark, on one machine: what was sent is what the DataFrame has, and nothing is left running."""
+"""A topic read by Spark, on one machine: the DataFrame has the sent messages, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGES = 2000
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
-    """The bodies in a topic, by queue and queue offset. Message 3 has an empty set of keys and no tag."""
+    """Return the bodies in a topic, by queue and queue offset. Message 3 has an empty set of keys and no tag."""
     mq.admin.create_topic(TOPIC, queues=QUEUES)
     messages = [
         raymq.Message(

@@ -1,4 +1,4 @@
-"""A topic as a stream, on one machine: RayDP's executors read it, and a consumer group shows how far the query is."""
+"""A topic as a stream, on one machine: RayDP's executors read it, and a consumer group shows the query's progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.history.waiting import eventually
 
 
 class Bodies:
-    """A sink for `foreachBatch` that counts the bodies it has got."""
+    """A sink for `foreachBatch` that counts the received bodies."""
 
     def __init__(self) -> None:
         self.counts: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""Spark writes to topics of a cluster: each row of a DataFrame is there once, also when it is written again."""
+"""Spark writes to topics of a cluster: each row of a DataFrame is stored once, also after a second write."""
 
 from __future__ import annotations
 

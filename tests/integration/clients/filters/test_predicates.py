@@ -1,4 +1,4 @@
-"""Predicates of consumers that are not on the store's node, or that run in the cluster: runners beside the store."""
+"""Predicates of consumers on other nodes or inside of the cluster: runner actors beside the store apply them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process count as one that cannot read the store's files."""
+    """Make this process behave as one that cannot read the store's files."""
     monkeypatch.setattr(StorageClient, "reader", lambda self: None)
 
 
 @pytest.fixture
 def prices(mq: raymq.Client, topic: str) -> str:
-    """A topic with the prices 0 to 99."""
+    """Create a topic with the prices 0 to 99."""
     with mq.producer() as producer:
         messages = [raymq.Message(topic, b"%d" % price, properties={"price": str(price)}) for price in range(100)]
         producer.send_batch(messages)
@@ -35,7 +35,7 @@ def prices(mq: raymq.Client, topic: str) -> str:
 
 @pytest.fixture
 def runners() -> Iterator[dict[str, ray.actor.ActorHandle]]:
-    """The runners made since, by name, once `runners_now` has filled it; all are ended at the end."""
+    """Yield the new runners by name, once `runners_now` has filled the mapping. All runners end with the test."""
     before = _names()
     yield {}
     for name in _names() - before:
@@ -80,7 +80,7 @@ def test_the_function_runs_in_a_process_of_its_own_beside_the_store(mq: raymq.Cl
                 [raymq.Message(prices, str(price).encode(), properties={"price": str(price)}) for price in (5, 95)]
             )
         assert poll(consumer, 1) == [95]
-        # The runner dies: the next fetch makes another one.
+        # the runner dies: the next fetch starts another
         for name in names:
             ray.kill(ray.get_actor(name, namespace=INSTANCES))
         with mq.producer() as producer:

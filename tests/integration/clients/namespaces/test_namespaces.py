@@ -1,4 +1,4 @@
-"""Two teams with the same names of topics and groups see nothing of each other, whichever way they go."""
+"""Two teams with equal names of topics and groups do not see each other's data, whichever API they use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEAMS = ("team-a", "team-b")
 
 @pytest.fixture(scope="module")
 def teams(mq: raymq.Client) -> Iterator[list[raymq.Client]]:
-    """A client of each team, both with a topic `orders`."""
+    """Yield a client of each team, each with a topic `orders`."""
     with raymq.connect(namespace=TEAMS[0]) as one, raymq.connect(namespace=TEAMS[1]) as two:
         for client in (one, two):
             client.admin.create_topic("orders", queues=2)
@@ -90,7 +90,7 @@ def test_a_table_has_the_names_of_its_namespace(teams: list[raymq.Client]) -> No
 
 
 class Listener:
-    """Fails what says so, once, and notes what it is given."""
+    """Fails once for each message that asks for it, and notes its messages."""
 
     def __init__(self, notes: str) -> None:
         self.notes = notes

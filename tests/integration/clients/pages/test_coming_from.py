@@ -1,4 +1,4 @@
-"""The pages for those who know Kafka, Celery or ray.util.queue: their programs do what they say."""
+"""The pages for users of Kafka, Celery or ray.util.queue: their programs print what the pages say."""
 
 from __future__ import annotations
 
