@@ -25,7 +25,7 @@ def rows() -> list[tuple[set[int], str]]:
 
 
 def numbers_in(path: Path) -> set[int]:
-    """The numbers that stand by themselves in a test's text, among them those of ranges such as "85 to 101"."""
+    """Return the numbers in a test's text that stand alone, including the numbers of ranges such as "85 to 101"."""
     text = path.read_text()
     alone = {
         int(number) for number in re.findall(r"(?<![\w.])(?:golden[-_ ])?(\d{1,3})(?!\d|\.\d)", text, re.IGNORECASE)

@@ -52,7 +52,7 @@ def imported(name: str) -> Iterator[str]:
 
 
 def circle_from(start: str, graph: dict[str, set[str]]) -> list[str]:
-    """A path of imports from `start` back to it; empty if there is none."""
+    """Return a path of imports from `start` back to it; empty if no such path exists."""
     came_from: dict[str, str] = {}
     todo = [start]
     while todo:
@@ -241,7 +241,7 @@ def test_no_module_is_named_by_its_former_name(folder):
 
 
 def docstrings(tree: ast.AST) -> Iterator[str]:
-    """The docstrings in a module, those of constants and attributes too."""
+    """Yield the docstrings in a module, including the docstrings of constants and attributes."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:

@@ -14,7 +14,7 @@ from raymq.common.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, 
 
 
 class Scene:
-    """A NameServer that one broker has registered at, at a time that is set."""
+    """A NameServer on a settable clock, at which one broker has registered."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, path: Path, *, restarted: bool, brokers: tuple[str, ...] = ()

@@ -42,7 +42,8 @@ def test_each_life_has_a_larger_number_and_old_ones_are_dropped() -> None:
 
 
 def overtaken(register: Register, at: int) -> list[int]:
-    """The numbers of a life that stands still before its call `at`, and of one that begins and is done meanwhile."""
+    """Return the numbers of a process that is paused before its call `at`, and of a process that begins and ends in the
+    pause."""
     numbers: list[int] = []
     calls = count(1)
 

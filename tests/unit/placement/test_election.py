@@ -33,7 +33,7 @@ def of(epoch: int, version: int, *members: int) -> SyncStateSet:
 
 
 class World:
-    """A group of three, with its clock, whose replicas do what they are told."""
+    """A group of three with its clock, whose replicas carry out orders."""
 
     def __init__(self, record: Record | None, rules: ControlRules = RULES, **options: object) -> None:
         self.control = GroupControl("broker-a", frozenset({0, 1, 2}), rules, **options)  # type: ignore[arg-type]

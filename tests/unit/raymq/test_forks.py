@@ -32,7 +32,7 @@ FACTORIES = [name for name in vars(Client) if not name.startswith("_")]
 
 
 def kinds() -> list[type[OfProcess]]:
-    """The classes of all objects that a program gets from a Client, and of those that hold one."""
+    """Return the classes of all objects that a program gets from a Client, and of objects that hold one."""
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
     from raymq.client.consumer.pull.consumer import PullConsumer
     from raymq.client.consumer.push.consumer import PushConsumer

@@ -366,7 +366,7 @@ def of_function(door: Door, value: object) -> None:
 
 
 def required(function: Callable[..., Any], door: Door) -> dict[str, Any]:
-    """Arguments for those that a call cannot do without; no call comes so far as to use them."""
+    """Return the required arguments of a call. No call reaches the point at which it uses them."""
     numbers = {one.argument for one in DOORS if one.call == door.call}
     return {
         name: 1 if name in numbers else (lambda message: True) if door.call == "raymq.predicate" else None

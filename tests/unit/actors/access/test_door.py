@@ -77,7 +77,7 @@ def given_to_ray() -> list[tuple[str, ast.expr]]:
 
 
 def named_actors(maker: str) -> list[type]:
-    """The real classes of which the code makes actors with `maker`."""
+    """Return the real classes of the actors that the code makes with `maker`."""
     return [
         getattr(import_module(module), ast.unparse(given.args[0]))
         for module, given in given_to_ray()

@@ -1,8 +1,8 @@
-"""Every request of every server × nobody, a wrong signature, no permission, permission, a replay; by both ways in.
+"""Every request of every server: by an unknown user, wrongly signed, without rights, with rights, and replayed.
 
-The ways are a signed actor call and a frame of a lane; there is no third: plain methods refuse where access is on. The
-requests are those of the servers' classes themselves, and their needs those of the table
-(raymq.remoting.access.requests), so that a method that is added without a sample here fails.
+A request comes by a signed actor call or a frame of a lane. There is no third way: with access control on, plain methods
+refuse. The test takes the requests from the servers' classes, and the necessary rights from the table
+(raymq.remoting.access.requests), so that a new method without a sample here fails.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Request:
         server._door.guard(LaneFrame(who.user), self.method, self.arguments)
 
     def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
-        """CARL may do these things: of those that would do, the one with this number."""
+        """Give CARL the rights of alternative number `number` among the sufficient ones."""
         state = users().with_user(User(CARL.user, CARL.key), is_new=True)
         allowed: dict[str, list[str]] = {}
         for need in needs:

@@ -94,7 +94,7 @@ def broker() -> Iterator[Callable[..., Broker]]:
 
 
 class Silent:
-    """A storage actor that takes appends, and answers when it is told to."""
+    """A storage actor that takes appends, and answers on the test's command."""
 
     def __init__(self) -> None:
         self.taken: Queue[tuple[LaneRequest, list[bytes], Any]] = Queue()

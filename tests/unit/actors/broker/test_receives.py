@@ -1,4 +1,4 @@
-"""Receives at a broker: decided at once, waiting for a message or for one to come again, ended in time, bounded."""
+"""Receives at a broker: answered at once, or waiting for a new or redelivered message; ended in time; bounded."""
 
 from __future__ import annotations
 

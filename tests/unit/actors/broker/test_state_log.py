@@ -1,6 +1,8 @@
-"""A broker's state when its group's master changes: what is read from whom, what is not written to whom, and that
-nothing is forgotten which was answered. All of it holds for changes that the log's writer stores, and for those that
-the thread of the broker's lane stores directly."""
+"""A broker's state when its group's master changes: its reads, its refused writes, and no loss of answered changes.
+
+All of it holds for changes that the log's writer stores, and for changes that the thread of the broker's lane stores
+directly.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,11 @@ WAIT_S = 30.0
 
 
 class Store:
-    """A storage actor with config files and a log of state records, of which the last `hidden` are not to be read yet.
-    It answers nothing while it is `away`, and refuses the methods in `broken`."""
+    """A storage actor with config files and a log of state records.
+
+    The last `hidden` records cannot be read yet. The actor does not answer while it is `away`, and refuses the methods
+    in `broken`.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.away, self.replaced = name, False, False
@@ -422,7 +427,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
     scene.second.broken = set()
     scene.make_group("b")
     scene.log.snapshot()
-    assert HOLDS_FILE not in scene.second.files  # its .bak is none, so all records are kept
+    assert HOLDS_FILE not in scene.second.files  # its .bak is missing, so all records are kept
     position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
     scene.make_group("c")
     scene.log.snapshot()

@@ -61,7 +61,7 @@ def test_a_crash_between_any_two_steps_leaves_the_old_or_the_new_offsets(tmp_pat
 
 
 class Brokers:
-    """The group's brokers, of which only the settings' start offset is asked."""
+    """The group's brokers, which only return the settings' start offset."""
 
     refusal: Exception | None = None
 

@@ -147,7 +147,7 @@ def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None
 
 
 def test_an_archive_whose_oldest_files_were_deleted_is_sent_anew(tmp_path: Path) -> None:
-    """Its rows have other numbers: taking them for those of before would lose as many as are gone."""
+    """The new rows have other numbers: treating them as the earlier rows would lose as many as are gone."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES[:1])
     replay(cluster, folder)
     next(folder.glob("day=2026-03-01/*.parquet")).unlink()

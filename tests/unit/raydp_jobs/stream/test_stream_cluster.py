@@ -31,8 +31,10 @@ PAID = MessageQueue("payments", "a", 0)
 
 
 class Cluster(Queues):
-    """Topics with a queue at broker groups a and b, ten messages each. `fails`: broker groups that raise; `hangs`:
-    those that do not answer until the event is set."""
+    """Topics with a queue at broker groups a and b, ten messages each.
+
+    `fails`: broker groups that raise. `hangs`: broker groups that do not answer until the event is set.
+    """
 
     def __init__(self, *topics: str) -> None:
         super().__init__({("a", 0): (0, 10), ("b", 0): (0, 10)}, topics=topics)

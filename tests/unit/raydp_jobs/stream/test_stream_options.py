@@ -17,7 +17,7 @@ KAFKA_OPTIONS = (
     "startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy failOnDataLoss "
     "minPartitions maxOffsetsPerTrigger minOffsetsPerTrigger"
 ).split()
-"""Those of a streaming query in Spark 3.5's Kafka source that a topic of raymq has, too."""
+"""The options of a streaming query in Spark 3.5's Kafka source that a topic of raymq also has."""
 OTHER_NAMES = {
     "topic": "subscribe",
     "topic_pattern": "subscribePattern",

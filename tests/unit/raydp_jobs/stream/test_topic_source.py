@@ -34,7 +34,7 @@ class Query:
             self.now_s += seconds
 
     def batch(self, *, unlimited: bool = False) -> dict[MessageQueue, range] | None:
-        """The offsets of the next batch; None if there is none."""
+        """Return the offsets of the next batch; None without a next batch."""
         end = self.source.latest_offset(self.id, self.position, unlimited=unlimited)
         if end is None or end == self.position:
             return None

@@ -33,7 +33,7 @@ def known(*states: TaskState) -> TaskHistory:
 
 
 def told(end: End) -> tuple[str, Any]:
-    """The state that is told, and its result."""
+    """The reported state, and its result."""
     assert end.state is not None
     assert decode_state(end.body) == end.state
     assert (end.state.task_id, end.state.created_at_s, end.state.at_s, end.state.worker) == ("t1", 5.0, 9.0, "w")

@@ -83,7 +83,8 @@ def test_a_record_of_the_op_topic_with_another_tag_or_no_numbers_ends_nothing():
 
 
 def test_an_op_record_for_the_first_of_several_copies_ends_all():
-    """Golden fact 101: RocketMQ's copies name the first offset, and its op record may name that one only."""
+    """Golden fact 101: RocketMQ's copies name the first offset, and RocketMQ's op record may name only the first
+    offset."""
     log = Log()
     for _ in range(4):
         log.half("other")

@@ -1,4 +1,4 @@
-"""A record's units in other queues: those that its properties name, without the impossible ones."""
+"""A record's units in other queues: the queues that its properties name, without impossible ones."""
 
 from __future__ import annotations
 

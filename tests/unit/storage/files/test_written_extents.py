@@ -20,7 +20,7 @@ BLOCK = 4096
 
 @pytest.fixture(params=["the file system tells", "the file system cannot tell"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MappedFile]:
-    """A preallocated file, all of which counts as much."""
+    """A preallocated file, whose extents all count."""
     monkeypatch.setattr(mapped_file, "_FLUSH_FIRST_BYTES", 0)
     if request.param == "the file system cannot tell":
 

@@ -12,7 +12,7 @@ from tests.support.stores.stores import small_settings
 
 
 class Log:
-    """A commit log of which all that was written is flushed at once."""
+    """A commit log whose written bytes are all flushed at once."""
 
     paths = ("log",)
 

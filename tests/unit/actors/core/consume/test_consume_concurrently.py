@@ -181,7 +181,8 @@ def test_after_a_death_what_was_in_flight_comes_again_unchanged():
 
 
 def die_until_sent_back(core: ProcessQueues, deadly: int, limit: int = 100) -> tuple[SendBack, int, list[int]]:
-    """Deliver until the message at `deadly` is sent back; how many deaths it took, and what was consumed meanwhile."""
+    """Deliver until the message at `deadly` is sent back. Returns the number of deaths, and the messages consumed
+    before."""
     deaths, consumed = 0, []
     for _ in range(limit):
         tasks = core.deliverable(0.0)

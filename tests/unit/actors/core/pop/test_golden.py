@@ -18,7 +18,7 @@ QUEUE = ("orders", 0)
 
 
 class Queue:
-    """One queue with 100 messages, of which a group receives."""
+    """One queue with 100 messages, from which a group receives."""
 
     def __init__(self, ordered: bool = False) -> None:
         self.state = BrokerState()

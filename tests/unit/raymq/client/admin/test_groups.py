@@ -1,4 +1,4 @@
-"""Administration of groups over two brokers, of which one may know nothing of a group."""
+"""Administration of groups over two brokers. A broker may not have a group."""
 
 from __future__ import annotations
 

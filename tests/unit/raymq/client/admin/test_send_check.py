@@ -16,7 +16,7 @@ QUEUE = MessageQueue("raymq-check", "broker-a", 0)
 
 
 class Stored:
-    """A queue that takes messages and gives them back, but for those that `lost` or `refused` names."""
+    """A queue that stores and returns messages, except the messages in `lost` or `refused`."""
 
     def __init__(self, lost: tuple[int, ...] = (), refused: tuple[int, ...] = ()) -> None:
         self.bodies: list[bytes] = []

@@ -394,7 +394,7 @@ def test_a_nameserver_that_hangs_holds_up_neither_who_wakes_nor_the_other_topics
 
 
 def test_a_queue_whose_storage_actor_is_replaced_while_it_is_being_found_is_found_once_more(owner):
-    """The thread that polls may have an answer before the one that finds storage actors has noted whose it is."""
+    """The polling thread may have an answer before the other thread has noted which storage actor sent it."""
     found = []
 
     def note(queue, name):

@@ -1,4 +1,4 @@
-"""A group's offsets over several brokers, each of which may fail by itself."""
+"""A group's offsets over several brokers. Each broker may fail by itself."""
 
 from __future__ import annotations
 

@@ -452,7 +452,7 @@ def test_it_is_known_before_joining_if_the_members_want_other_messages(cluster, 
     client.join("g", source)
     source.holds(QUEUE)
     check_expressions("g", "b", {"orders": "paid", "rain": "x"})
-    check_expressions("g", "a", {"orders": "*"})  # what it says itself is to be replaced
+    check_expressions("g", "a", {"orders": "*"})  # its own expression will be replaced
     check_expressions("other", "b", {"orders": "*"})
     with pytest.raises(SubscriptionConflictError) as caught:
         check_expressions("g", "b", {"orders": "*"})

@@ -1,4 +1,4 @@
-"""Claims that hold for Producer and AsyncProducer, tested on both; then those of AsyncProducer alone."""
+"""Behaviour of both Producer and AsyncProducer, then behaviour of AsyncProducer alone."""
 
 from __future__ import annotations
 

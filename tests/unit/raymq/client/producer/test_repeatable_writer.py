@@ -174,7 +174,7 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
 
 
 def test_an_attempt_that_is_overtaken_far_goes_on_behind(store, writers):
-    """Another attempt stores so much meanwhile that the store cannot name the offsets any more."""
+    """Another attempt stores so many rows that the store cannot name the offsets any more."""
     slow = writers.make()
     fast, other = writers.make(), writers.make("load/1")
     for first in range(20):  # many ranges, as the other producer's rows are between them

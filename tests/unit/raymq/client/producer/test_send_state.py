@@ -85,7 +85,7 @@ def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
 
 
 def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: Stage) -> SendDecision:
-    """Let an event happen to the messages of an attempt, or to those that wait."""
+    """Apply an event to the messages of an attempt, or to the waiting messages."""
     if attempt is None:
         if event is Event.TAKEN:
             return state.take(0.0)[1]

@@ -22,7 +22,7 @@ COUNT = 450
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """450 messages in several log files and five queue files, between those of another queue."""
+    """Write 450 messages in several log files and five queue files, between messages of another queue."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda descriptor: None)
         store = open_store(tmp_path_factory.mktemp("range") / "store")

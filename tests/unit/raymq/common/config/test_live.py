@@ -1,4 +1,4 @@
-"""Live settings: their spellings, and their checks, which are those of raymq.yaml."""
+"""Live settings: their spellings, and their checks, which are the checks of raymq.yaml."""
 
 from __future__ import annotations
 

@@ -485,7 +485,7 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
 
 
 def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(monkeypatch, server, connect):
-    """Twice as many as are authenticated at a time, each of which sends a byte now and then."""
+    """Twice as many connections as may authenticate at a time. Each sends a byte now and then."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 64)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(2 * lane_server.HANDSHAKES_MAX)]
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""LargeFrames: which connections may send a large frame, in what order, and who is told to come again."""
+"""LargeFrames: the connections that may send a large frame, their order, and the connections that must retry later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq job`: its commands are those of the files in raydp_jobs/jobs, loaded when they are asked for."""
+"""`raymq job`: its commands come from the files in raydp_jobs/jobs, loaded on demand."""
 
 from __future__ import annotations
 

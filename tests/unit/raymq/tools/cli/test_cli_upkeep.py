@@ -56,7 +56,7 @@ def test_values_are_put_got_listed_and_deleted(monkeypatch):
 
 
 class Settings:
-    """The settings of two broker groups, of which one store is away."""
+    """The settings of two broker groups. One store is away."""
 
     def __init__(self) -> None:
         self.changed: dict[str, Any] = {}

@@ -89,7 +89,7 @@ def storage(request, store):
 
 @pytest.fixture(params=KINDS)
 def consume(request, group, storage, routes, loop, commits):
-    """Makes consumers of one kind. They subscribe to `orders`, unless `expression` is None."""
+    """Return a maker of consumers of one kind. They subscribe to `orders`; with `expression` None to nothing."""
     consumers = []
 
     def consume(*, expression: str | None = "*", on_close=lambda engine: None, **options):

@@ -1,4 +1,4 @@
-"""Reading in place: what is asked of the store, what is read where, and what goes by fetches."""
+"""Reading in place: requests to the store, reads of mapped files, and fallbacks to fetches."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_slave_that_the_master_names_is_read_in_its_place(consume, store, stor
 
 
 def test_a_queue_that_is_found_before_it_is_given_up_stays_where_it_was_found(consume, store, storages):
-    """The thread that finds storage actors may be quicker than the one that polls."""
+    """The thread that finds storage actors may be faster than the polling thread."""
     consumer = consume(Q0)
     poll(consumer, 5)
     reader = consumer._engine._reader._in_place

@@ -24,7 +24,7 @@ AWAKE = contextvars.ContextVar("AWAKE", default="")
 
 
 class Awaited:
-    """A coroutine listener: notes its messages, and waits at the gate of those that have one."""
+    """A coroutine listener that notes its messages, and waits at the gate of each message that has one."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

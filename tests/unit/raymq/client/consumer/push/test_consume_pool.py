@@ -21,7 +21,7 @@ from tests.support.metrics.counted import Counted
 
 
 class Scripted:
-    """A listener: notes the names it is called with, in its threads, and waits where it is told."""
+    """A listener that notes the names and threads of its calls, and waits at each name's gate, if any."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -380,7 +380,7 @@ def test_hooks_are_called_around_each_call_and_decide_nothing(listener, fails):
 
 
 class Replier:
-    """Notes the replies, and says that those of "wrong" are none."""
+    """Notes the replies, and returns that the replies to "wrong" are not replies."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[list[str], object]] = []

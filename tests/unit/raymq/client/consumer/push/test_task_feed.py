@@ -115,7 +115,7 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
-        reports.update(reports_of(feed))  # a report is told once, with or without the other
+        reports.update(reports_of(feed))  # a report arrives once, with or without the other
         return len(reports) == 2
 
     eventually(are_both_there, "both reports", WAIT_S)

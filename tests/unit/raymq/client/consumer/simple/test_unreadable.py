@@ -34,7 +34,7 @@ class Calls:
 
 
 def leased(attempts: int) -> tuple[LeasedRange, LeasedMessages]:
-    """A lease of four messages, of which the second has a body that lies and the third a damaged record."""
+    """A lease of four messages. The second has a lying body, and the third a damaged record."""
     located = changed_record(stored([b"one", b"two", b"three", b"four"], {1: ZSTD}), 2, flip(5))
     messages = read_messages(
         located.data, located.starts, broker_name="broker-a", places=RecordPlaces.of(QUEUE, located)
