@@ -1,7 +1,7 @@
 """Every request of every server: by an unknown user, wrongly signed, without rights, with rights, and replayed.
 
-A request comes by a signed actor call or a frame of a lane. There is no third way: with access control on, plain methods
-refuse. The test takes the requests from the servers' classes, and the necessary rights from the table
+A request comes by a signed actor call or a frame of a lane. There is no third way: with access control on, plain
+methods refuse. The test takes the requests from the servers' classes, and the necessary rights from the table
 (raymq.remoting.access.requests), so that a new method without a sample here fails.
 """
 
