@@ -1,4 +1,4 @@
-"""The floors of design §2: imports point down, and `import raymq` is quick and works in anybody's directory."""
+"""The floors of design §2: imports point down, and `import raymq` is quick and works in any directory."""
 
 from __future__ import annotations
 

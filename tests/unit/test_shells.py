@@ -1,4 +1,4 @@
-"""The consumers' shells change the state of their cores only by calling methods of the cores."""
+"""The consumers' shells change the state of their cores only by calling the cores' methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of docs/: every page and every public name has its place in it."""
+"""The site of docs/ has a place for every page and every public name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actor classes as Ray and other programs get them."""
+"""Actor classes as Ray and other programs see them."""
 
 from __future__ import annotations
 

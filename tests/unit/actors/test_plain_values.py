@@ -1,4 +1,4 @@
-"""What a server answers to a user's program is of `raymq`: the program need not have the servers' packages."""
+"""A server's answers to a user's program have only types of `raymq`, as the program may lack the servers' packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of lives: they grow whatever clocks say."""
+"""The incarnation numbers of actors: they grow whatever the clocks show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that servers log."""
+"""The log lines of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending an actor: one that this user may not close goes on; one that does not close is killed."""
+"""Ending an actor: it continues if this user may not close it, and is killed if it does not close."""
 
 from __future__ import annotations
 

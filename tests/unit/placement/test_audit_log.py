@@ -1,4 +1,4 @@
-"""The audit goes to the first store that takes it."""
+"""The audit log is written to the first store that accepts it."""
 
 from __future__ import annotations
 

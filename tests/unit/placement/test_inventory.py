@@ -1,4 +1,4 @@
-"""The stores that are found on a node's disk."""
+"""Finding the stores on a node's disk."""
 
 from __future__ import annotations
 

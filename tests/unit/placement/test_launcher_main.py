@@ -1,4 +1,4 @@
-"""The launch process's account of what the stores open with."""
+"""The launch process's report of the settings with which the stores open."""
 
 from __future__ import annotations
 

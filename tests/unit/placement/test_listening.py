@@ -1,4 +1,4 @@
-"""The console's address: a port that is any that is free stays the same after a restart."""
+"""The console's address: a port that was chosen freely stays the same after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LiveControl asks the servers for what the page of the cluster shows, and shows what is known without some of them."""
+"""LiveControl asks the servers for the data of the cluster page, and shows the rest if some servers do not answer."""
 
 from __future__ import annotations
 

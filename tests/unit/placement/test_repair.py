@@ -1,4 +1,4 @@
-"""The time and the node at which a replica begins anew, and the emptying of a node."""
+"""When and on which node a replica starts from an empty directory, and draining a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of a cluster, as its servers tell it to the user who asks."""
+"""The status of a cluster, as its servers return it to the calling user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of executors: what Spark's notation says, and what fits on a node. Nothing is started here."""
+"""The sizes of executors: parsing Spark's notation, and fitting executors on nodes. No process starts."""
 
 from __future__ import annotations
 

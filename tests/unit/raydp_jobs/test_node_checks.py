@@ -1,4 +1,4 @@
-"""The look at a node before Spark starts there, on this one, with its Java and its Python taken away."""
+"""The check of a node before Spark starts there, run on this machine without its Java or Python."""
 
 from __future__ import annotations
 

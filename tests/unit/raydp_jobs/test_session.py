@@ -1,4 +1,4 @@
-"""The Spark configuration of a session. Nothing is started here."""
+"""The Spark configuration of a session. No process starts."""
 
 from __future__ import annotations
 

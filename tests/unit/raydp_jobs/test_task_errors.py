@@ -1,4 +1,4 @@
-"""Errors of raymq's in texts of Spark's."""
+"""raymq's errors inside of Spark's error texts."""
 
 from __future__ import annotations
 

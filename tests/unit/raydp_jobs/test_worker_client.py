@@ -1,4 +1,4 @@
-"""A Spark worker's imports: archives are read once, and an archive that comes later is found."""
+"""A Spark worker's imports: each archive is read once, and a later archive is found."""
 
 from __future__ import annotations
 

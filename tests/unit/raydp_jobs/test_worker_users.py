@@ -1,4 +1,4 @@
-"""The user of a Spark worker: the driver's, for as long as its tasks are that user's."""
+"""The user of a Spark worker: the driver's user, as long as the worker's tasks are that user's."""
 
 from __future__ import annotations
 

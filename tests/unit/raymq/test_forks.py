@@ -1,4 +1,4 @@
-"""Client objects in a forked child: the copy refuses every call at once, and the parent's object goes on."""
+"""Client objects in a forked child: the copy refuses every call at once, and the parent's object continues."""
 
 from __future__ import annotations
 

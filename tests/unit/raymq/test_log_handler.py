@@ -1,4 +1,4 @@
-"""Log records as messages: what a message says, what is never sent, full buffers, failures, ends. No cluster."""
+"""Log records as messages: their content, excluded records, full buffers, failures, ends. No cluster."""
 
 from __future__ import annotations
 

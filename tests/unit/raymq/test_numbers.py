@@ -1,4 +1,4 @@
-"""Absurd numbers leave everything as it was; numbers at their bounds, and numbers of numpy, are obeyed."""
+"""Absurd numbers change nothing; numbers at their bounds, and numpy numbers, take effect."""
 
 from __future__ import annotations
 

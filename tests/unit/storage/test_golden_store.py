@@ -1,4 +1,4 @@
-"""The facts of spec/storage.md §13 that are about files, not about single records."""
+"""The facts of spec/storage.md §13 about files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of tests/bench can be started: what they import is there."""
+"""The programs of tests/bench can be started: everything that they import exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker of the chaos tests finds each thing it looks for."""
+"""The checker of the chaos tests finds each kind of violation."""
 
 from __future__ import annotations
 

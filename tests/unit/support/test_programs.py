@@ -1,4 +1,4 @@
-"""Tests of what a machine may lack are skipped there, and fail in CI, which installs it."""
+"""Tests of programs that a machine may lack are skipped there, and fail in CI, which installs the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of modules that share a cluster names modules that there are."""
+"""The list of modules that share a cluster names only existing modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The door of a server: nobody, a wrong signature, no permission, permission and a replay, by every way in."""
+"""The authentication of a server's calls: unknown user, wrong signature, no right, right, and replay, over every way
+in.
+"""
 
 from __future__ import annotations
 

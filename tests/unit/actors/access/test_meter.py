@@ -1,4 +1,4 @@
-"""What users consume: whom it is counted for, how much they get at once, and how long they wait then."""
+"""The metering of users' consumption: whom a read is counted for, its maximum size, and the wait after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lists in answers, cut to what a user may see."""
+"""The lists in answers, reduced to the names that a user may see."""
 
 from __future__ import annotations
 

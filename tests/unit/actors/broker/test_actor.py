@@ -1,4 +1,4 @@
-"""The broker's remote methods, and its threads: each goes on whatever fails in it, and whatever the others wait for."""
+"""The broker's remote methods and its threads: each thread continues whatever fails in it or blocks other threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker's metrics, against a known state: two calls to the store, whatever the number of topics and groups."""
+"""A broker's metrics, compared with a known state: two calls to the store, for any number of topics and groups."""
 
 from __future__ import annotations
 

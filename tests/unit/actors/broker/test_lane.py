@@ -1,4 +1,4 @@
-"""The calls of a broker's clients, over a lane and as actor methods: the same answers, the same errors."""
+"""The calls of a broker's clients, over a lane and as actor methods: equal answers and equal errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats and registrations at NameServers that answer, forget and are gone."""
+"""Heartbeats and registrations at NameServers that answer, lose their state, or do not exist."""
 
 from __future__ import annotations
 

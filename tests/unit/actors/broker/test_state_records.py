@@ -1,4 +1,4 @@
-"""The records of a broker's changes on their way to the store: the same bytes again, and each stored once."""
+"""The records of a broker's changes on their way to the store: a repeat has equal bytes, and each is stored once."""
 
 from __future__ import annotations
 

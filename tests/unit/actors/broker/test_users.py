@@ -1,4 +1,4 @@
-"""The broker's methods for users: before and after the first change, and where access is off."""
+"""The broker's methods for users: before and after the first change, and with access control off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to clients by way of a broker, with the client's thread: asked, answered, refused, too late, ended."""
+"""Requests to clients through a broker, with the client's thread: sent, answered, refused, too late, ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance in BROADCASTING takes all queues that the routes tell."""
+"""An instance in BROADCASTING takes all queues of the routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The figures of a push-consumer instance: what came, what it holds, and which queues have more than was fetched."""
+"""The figures of a push-consumer instance: received and held messages, and queues with more messages than were
+fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed of a listener's process that works, fails, dies and comes back, without Ray: its handle is a stand-in."""
+"""The feed of a listener's process that works, fails, dies and restarts, without Ray: its handle is a stand-in."""
 
 from __future__ import annotations
 

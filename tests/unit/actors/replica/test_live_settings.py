@@ -1,4 +1,4 @@
-"""A storage actor's live settings: kept in a file, obeyed by the parts of its store, one test for each family."""
+"""A storage actor's live settings: kept in a file, and applied by the parts of its store. One test for each family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of raymq's own actors, and as whom the launcher acts."""
+"""The key of raymq's own actors, and the user that the launcher acts as."""
 
 from __future__ import annotations
 

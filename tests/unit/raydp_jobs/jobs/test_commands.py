@@ -1,4 +1,4 @@
-"""The commands of jobs that run on Spark: their options as their `run` gets them, and what they print."""
+"""The commands of jobs that run on Spark: the options that reach their `run`, and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files sent to a topic again: which rows, in which order, how fast, and each once."""
+"""Sending Parquet files to a topic again: selection, order and rate of the rows, each sent once."""
 
 from __future__ import annotations
 

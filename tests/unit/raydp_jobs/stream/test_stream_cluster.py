@@ -1,4 +1,4 @@
-"""The cluster behind a stream: queues that are looked for, broker groups that do not answer, commits to a group."""
+"""The cluster behind a stream: finding queues, broker groups that do not answer, commits to a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `stream_topic` have the names of Spark's Kafka source where they mean the same."""
+"""The options of `stream_topic` have the names of equivalent options of Spark's Kafka source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TopicSource's answers to Spark's questions, without Spark: commits, pauses, fixed ends, topics that are deleted."""
+"""TopicSource's answers to Spark, without Spark: commits, pauses, fixed ends, deleted topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error has a code, says something, and survives pickling."""
+"""Every error has a code and a text, and survives pickling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Modules are found by their former names, each once: what an earlier raymq pickled or started names them so."""
+"""Modules are found by their former names, each once, because pickles and actors of an earlier raymq use these
+names."""
 
 from __future__ import annotations
 

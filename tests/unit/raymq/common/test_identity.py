@@ -1,4 +1,4 @@
-"""The user that a process acts as: one at a time, until the last who took it gives it back."""
+"""The user that a process acts as: one at a time, until its last holder releases it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name rules, and actor names that parse themselves."""
+"""Name rules, and the parsing of actor names."""
 
 from __future__ import annotations
 

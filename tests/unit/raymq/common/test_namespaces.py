@@ -1,4 +1,4 @@
-"""Names in namespaces: the golden facts 145 to 158 of spec/features.md, and what holds for every name."""
+"""Names in namespaces: the golden facts 145 to 158 of spec/features.md, and laws for every name."""
 
 from __future__ import annotations
 

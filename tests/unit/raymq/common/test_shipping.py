@@ -1,4 +1,4 @@
-"""Functions of a program whose calls would run none of their code: refused wherever raymq takes a function."""
+"""Functions whose calls would run none of their code: refused wherever raymq takes a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's topics as the plan of a read sees them: queues with bounds, and a message stored per ms."""
+"""A cluster's topics as the planner of a read sees them: queues with bounds, and a message stored per ms."""
 
 from __future__ import annotations
 

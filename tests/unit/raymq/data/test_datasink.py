@@ -1,4 +1,5 @@
-"""The datasink in the driver and in its tasks, without Ray: a writer that notes what it gets stands for the cluster."""
+"""The datasink in the driver and in its tasks, without Ray. A writer that notes its arguments stands for the
+cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datasource's plan and its read tasks, without Ray and without a cluster: one is faked behind the client."""
+"""The datasource's plan and its read tasks, without Ray. A fake stands for the cluster behind the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of iter_topic: what each dataset covers, and when the next look is."""
+"""The plans of iter_topic: the range of each dataset, and the time of the next check."""
 
 from __future__ import annotations
 

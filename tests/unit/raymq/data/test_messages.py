@@ -1,4 +1,4 @@
-"""Rows as messages: each kind of field, and what cannot be one."""
+"""Rows as messages: each kind of field, and refused values."""
 
 from __future__ import annotations
 

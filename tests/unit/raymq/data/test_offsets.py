@@ -1,4 +1,4 @@
-"""The options start_offset and end_offset against queues whose bounds are known."""
+"""The options start_offset and end_offset, checked on queues with known bounds."""
 
 from __future__ import annotations
 

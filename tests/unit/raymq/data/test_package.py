@@ -1,4 +1,4 @@
-"""The package without Ray Data: it is loaded late, and what is missing is said."""
+"""The package without Ray Data: Ray Data is loaded late, and an error names it if it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recalls as a client makes them: handles, the checks before the store is asked, and what its answer means."""
+"""Recalls by a client: handles, the checks before the request to the store, and the meaning of the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RouteCache, with NameServers that answer, that were restarted, and that are gone."""
+"""RouteCache, with NameServers that answer, have restarted, or are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's connection to the raymq of its tasks: which topics are made, what is sent, and where states are found."""
+"""A process's connection to the raymq of its tasks: created topics, sent messages, and the lookup of states."""
 
 from __future__ import annotations
 

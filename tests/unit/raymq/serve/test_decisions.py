@@ -1,4 +1,4 @@
-"""What is done with a task that was delivered."""
+"""The decision about a delivered task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The autoscaling policy by lag: how many replicas it wants, and how it asks."""
+"""The autoscaling policy by lag: the number of replicas that it wants, and how it asks for the lag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a task that follows from the states that were told."""
+"""The state of a task, computed from its reported states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A started append is settled when its disk and its replicas are there, when time is up, or when the disk failed."""
+"""A started append is settled when its flush and its copies are done, when its timeout ends, or when the disk
+failed."""
 
 from __future__ import annotations
 

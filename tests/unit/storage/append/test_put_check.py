@@ -1,4 +1,4 @@
-"""The put checks and what they decide (spec/storage.md §1), running flags (§9), property CRC and hosts end to end."""
+"""The put checks and their decisions (spec/storage.md §1), running flags (§9), property CRC and hosts end to end."""
 
 from __future__ import annotations
 

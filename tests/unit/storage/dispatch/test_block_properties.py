@@ -1,4 +1,4 @@
-"""The two ways in which a block's properties are read say the same."""
+"""The two ways to read a block's properties give equal results."""
 
 from __future__ import annotations
 

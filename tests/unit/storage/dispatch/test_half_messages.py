@@ -1,4 +1,4 @@
-"""The table of half messages, as records of the log make it; with records that RocketMQ writes, too."""
+"""The table of half messages, built from records of the log, including records that RocketMQ writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record is torn if it ends in zeros the way a crash leaves it, with nothing good behind it."""
+"""A record is torn if it ends in zeros as after a crash, and no intact record follows."""
 
 from __future__ import annotations
 

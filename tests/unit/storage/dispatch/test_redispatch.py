@@ -1,4 +1,4 @@
-"""A block of records must not hide lost units, deleted topics, or producers that have to be forgotten."""
+"""A block of records must not hide lost units, deleted topics, or producers that must be forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which repeats a store recognises if damage makes its snapshot useless (docs/design.md, "Repeats after damage")."""
+"""The repeats that a store recognises if damage makes its snapshot useless (docs/design.md, "Repeats after damage")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config files: replaced whole, read in RocketMQ's dialect."""
+"""Config files: replaced atomically, read in RocketMQ's dialect."""
 
 from __future__ import annotations
 

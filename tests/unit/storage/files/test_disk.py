@@ -1,4 +1,4 @@
-"""Changes to the disk, and that no module of the store makes one by another way."""
+"""Changes to the disk, and the check that the store's modules change the disk only through this module."""
 
 from __future__ import annotations
 

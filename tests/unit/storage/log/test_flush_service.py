@@ -1,4 +1,4 @@
-"""Group commit: who waits for a flush goes on when it is on disk, and when everybody was told so."""
+"""Group commit: a waiter continues after the flush is on disk and all observers were notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log file goes to the directory whose turn it is, and is found wherever it is."""
+"""A log file is created in the directory whose turn it is, and is found in any directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a walk over the log goes on behind a damaged record."""
+"""The position at which a walk over the log continues after a damaged record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's writer: the same bytes by a map and by pwrite, pages made ahead behind the log's end only."""
+"""The log's writer: equal bytes by a map and by pwrite, and pages prefaulted only after the log's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool's buffers: what is in them, what a commit writes, when they are free again."""
+"""The pool's buffers: their content, the bytes that a commit writes, and when buffers are free again."""
 
 from __future__ import annotations
 

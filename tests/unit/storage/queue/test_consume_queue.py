@@ -1,4 +1,4 @@
-"""The recovery of a queue of single messages: which units it keeps, and how much of its files it looks at."""
+"""The recovery of a queue of single messages: the units that it keeps, and the part of its files that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries of a store in which one record is damaged: all others are found, and the damage is reported."""
+"""Queries of a store with one damaged record: all other messages are found, and the damage is reported."""
 
 from __future__ import annotations
 

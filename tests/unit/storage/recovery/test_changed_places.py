@@ -1,4 +1,4 @@
-"""Searches for changed places are bounded where queues are missing, and all records are believed there."""
+"""Searches for changed places are bounded if queues are missing, and trust all records then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the records that do not fit their queues are taken for changed, and which are believed."""
+"""Records that do not fit their queues: which of them count as changed, and which are trusted."""
 
 from __future__ import annotations
 

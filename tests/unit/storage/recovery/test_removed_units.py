@@ -1,4 +1,4 @@
-"""Units that recovery removes stay removed, so that they do not speak against the records that come after them."""
+"""Units that recovery removes stay removed, so that they do not contradict later records."""
 
 from __future__ import annotations
 

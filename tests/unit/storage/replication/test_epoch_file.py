@@ -1,4 +1,4 @@
-"""The epoch file (spec/storage.md §11.2), and what of it is the same in two replicas."""
+"""The epoch file (spec/storage.md §11.2), and the common part of two replicas' epoch files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of transactions: RocketMQ's golden facts 85 to 101 that are rules (the numbers are in the tests' ids)."""
+"""The rules of transactions: RocketMQ's golden facts 85 to 101 that are rules (the tests' ids have the numbers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commits that count: none goes back by itself, is of an older owner, or of before a reset."""
+"""The commits that take effect: none lowers the offset, belongs to an earlier owner, or precedes a reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that was given back, over all its returns: golden fact 13, and the parts of it that must not change."""
+"""A message that is sent back, over all its returns: golden fact 13, and the fields that must not change."""
 
 from __future__ import annotations
 

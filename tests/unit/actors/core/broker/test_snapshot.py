@@ -1,4 +1,4 @@
-"""The snapshot's files: the state comes back from them, and they have RocketMQ's names and shapes."""
+"""The snapshot's files: reading them restores the state, and they have RocketMQ's names and shapes."""
 
 from __future__ import annotations
 

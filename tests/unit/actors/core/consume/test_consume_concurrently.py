@@ -1,4 +1,4 @@
-"""ConsumeConcurrently: nothing waits for a slow, a failing or a deadly message but the offset to commit."""
+"""ConsumeConcurrently: a slow, failing or deadly message delays only the offset to commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""ConsumeOrderly: one message after another, a failed one first again, and after a crash at most one task repeated."""
+"""ConsumeOrderly: messages one after another, a failed message retried first, and at most one task repeated after a
+crash.
+"""
 
 from __future__ import annotations
 

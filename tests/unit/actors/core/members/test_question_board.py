@@ -1,4 +1,4 @@
-"""The questions of a broker: taken once by a client that listens, withdrawn, bounded, forgotten with silent clients."""
+"""A broker's requests to clients: taken once by a listening client, withdrawn, bounded, dropped with silent clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMQ's facts about POP (spec/features.md §12.5), or what is done in their place (docs/simple-consumer.md)."""
+"""RocketMQ's facts about POP (spec/features.md §12.5), or raymq's replacement for each (docs/simple-consumer.md)."""
 
 from __future__ import annotations
 

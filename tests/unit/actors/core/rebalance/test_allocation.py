@@ -1,4 +1,4 @@
-"""Sharing one topic's queues: the golden facts, and what is refused."""
+"""Sharing one topic's queues: the golden facts, and refused settings."""
 
 from __future__ import annotations
 

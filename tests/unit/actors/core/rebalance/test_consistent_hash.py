@@ -1,4 +1,4 @@
-"""CONSISTENT_HASH: the golden facts, to the place on the ring."""
+"""CONSISTENT_HASH: the golden facts, including the positions on the ring."""
 
 from __future__ import annotations
 

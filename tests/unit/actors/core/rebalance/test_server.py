@@ -1,4 +1,4 @@
-"""Many groups at one Rebalance actor: they share nothing, and are served only while their slot is held."""
+"""Many groups at one Rebalance actor: they share no state, and are served only while the actor holds their slot."""
 
 from __future__ import annotations
 

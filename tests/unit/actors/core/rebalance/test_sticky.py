@@ -1,4 +1,4 @@
-"""STICKY by example; its laws are in tests/property/test_sticky.py."""
+"""STICKY by example; tests/property/test_sticky.py has its laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategies applied to a whole group: which one counts, what members do not get, and what a refusal leaves."""
+"""The strategies applied to a whole group: which strategy counts, excluded queues, and the state after a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a Replicator is: when it asks for the next chunk, and when it tells what the slave has."""
+"""The progress of a Replicator: when it requests the next chunk, and when it acknowledges the slave's copy."""
 
 from __future__ import annotations
 

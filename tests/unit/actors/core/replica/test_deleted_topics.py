@@ -1,4 +1,4 @@
-"""The topics that a replica learns from the broker's snapshot."""
+"""The deleted topics that a replica learns from the broker's snapshot."""
 
 from __future__ import annotations
 

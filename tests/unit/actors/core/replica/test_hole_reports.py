@@ -1,4 +1,4 @@
-"""A master gives damaged bytes to a slave after a wait, and if every replica in sync lacks the intact ones."""
+"""A master sends damaged bytes to a slave only after a wait, and only if no replica in sync has the intact bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PendingAppends: which appends are answered when something moves, and in what order."""
+"""PendingAppends: which appends a flush or an acknowledgement settles, and in what order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The appends that a storage actor refuses before its store: those for deleted topics, and those above the limit."""
+"""The appends that a storage actor refuses before its store: to deleted topics, and above the limit."""
 
 from __future__ import annotations
 

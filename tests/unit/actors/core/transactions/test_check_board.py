@@ -1,4 +1,4 @@
-"""The checks of a broker that wait for a producer, and the producers that live."""
+"""A broker's transaction checks that wait for a producer, and the live producers."""
 
 from __future__ import annotations
 

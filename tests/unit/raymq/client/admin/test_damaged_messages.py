@@ -1,4 +1,6 @@
-"""Administration reads a topic in which each second message is unreadable: no intact one is missing, nothing raises."""
+"""Administration reads a topic in which every second message is unreadable: it finds all intact messages, without
+errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admin's queries and the command on top of them, with two real stores in place of the cluster's."""
+"""Admin's queries and the command built on them, with two real stores instead of the cluster's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Topics, groups and offsets as a document: what is written is read again, and what cannot be is refused by name."""
+"""Topics, groups and offsets as a document: exported documents can be imported, and impossible entries are refused by
+name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The administration within a namespace: what goes in is stored names, what comes out shown ones, and nobody else's."""
+"""Administration within a namespace: it sends stored names, returns shown names, and hides other namespaces."""
 
 from __future__ import annotations
 

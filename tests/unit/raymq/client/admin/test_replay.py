@@ -1,4 +1,4 @@
-"""Replays between real stores in this process: which messages are chosen, and that each copy is sent once."""
+"""Replays between real stores in this process: selection of messages, and each copy sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of broker groups: messages that come back, do not, or fail. Producer and queue are stand-ins."""
+"""The check of broker groups: messages that return, do not return, or fail. Producer and queue are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a group is with a message: one rule for each answer."""
+"""A group's progress with a message: one rule for each answer."""
 
 from __future__ import annotations
 

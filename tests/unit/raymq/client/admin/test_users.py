@@ -1,4 +1,4 @@
-"""Administration of users: the changes that are asked of the first broker group, without any secret in them."""
+"""Administration of users: the changes requested from the first broker group, without any secret in them."""
 
 from __future__ import annotations
 

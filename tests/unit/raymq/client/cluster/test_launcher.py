@@ -1,4 +1,4 @@
-"""The conversation with the launch process, for which a stand-in speaks."""
+"""The protocol with the launch process, for which a stand-in answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `raymq up` gives the Ray that it starts."""
+"""The environment that `raymq up` gives the Ray that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `storage`, `actors` and `placement` that a process imports."""
+"""The `storage`, `actors` and `placement` packages that a process imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of the replica a queue is read from."""
+"""The choice of the replica from which a queue is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling listeners of changed queues. Checks are made by hand, but in the last test."""
+"""Notifying listeners of changed queues. All tests except the last run the checks by hand."""
 
 from __future__ import annotations
 

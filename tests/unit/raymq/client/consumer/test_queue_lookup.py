@@ -1,4 +1,4 @@
-"""Questions about any queue, over storage actors that are away for a while."""
+"""Requests about any queue, while storage actors are away for some time."""
 
 from __future__ import annotations
 

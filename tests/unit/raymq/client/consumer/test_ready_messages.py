@@ -1,4 +1,4 @@
-"""What a consumer could fetch and has not: one call per broker group, and only where there may be something."""
+"""The messages that a consumer could fetch but has not: one call per broker group, and only where messages may be."""
 
 from __future__ import annotations
 

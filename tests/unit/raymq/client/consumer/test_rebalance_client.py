@@ -1,4 +1,5 @@
-"""Members find their Rebalance actor, open a session, go on when it is gone, and share one call with others."""
+"""Members find their Rebalance actor, open a session, continue after its loss, and share one call with other
+members."""
 
 from __future__ import annotations
 

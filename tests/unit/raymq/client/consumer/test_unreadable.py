@@ -1,4 +1,4 @@
-"""Messages that cannot be read are counted, and logged now and then."""
+"""Unreadable messages are counted, and logged at a limited rate."""
 
 from __future__ import annotations
 

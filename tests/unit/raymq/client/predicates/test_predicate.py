@@ -1,4 +1,4 @@
-"""raymq.predicate: its options, its text, and how it travels."""
+"""raymq.predicate: its options, its text, and its pickled form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PredicateScan and what it stands on: which messages are kept, where a fetch goes on, what a failure does."""
+"""PredicateScan and its parts: the kept messages, the offset where a fetch continues, and the effect of a failure."""
 
 from __future__ import annotations
 

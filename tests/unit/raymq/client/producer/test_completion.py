@@ -1,4 +1,4 @@
-"""The futures of sends are what concurrent.futures and asyncio expect, and leave nothing behind."""
+"""The futures of sends behave as concurrent.futures and asyncio expect, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delayed messages: the records a producer sends for them, and the records they become when they are due."""
+"""Delayed messages: the records that a producer sends, and the records that are delivered."""
 
 from __future__ import annotations
 

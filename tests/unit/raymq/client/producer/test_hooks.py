@@ -1,4 +1,4 @@
-"""Hooks around sends: they see every message and change nothing, unless they forbid it."""
+"""Hooks around sends: they see every message, and cannot change it, but may forbid it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden fact 11 of spec/messaging.md, and the brokers that a producer leaves out."""
+"""Golden fact 11 of spec/messaging.md, and the brokers that a producer avoids."""
 
 from __future__ import annotations
 

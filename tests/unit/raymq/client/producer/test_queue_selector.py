@@ -1,4 +1,4 @@
-"""Turns of queues, and the destinations a message can name."""
+"""The rotation of queues, and the destinations that a message can name."""
 
 from __future__ import annotations
 

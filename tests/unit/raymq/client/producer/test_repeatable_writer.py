@@ -1,4 +1,4 @@
-"""A repeatable write: whatever fails and is repeated, each row is stored once, and in its order."""
+"""A repeatable write: over failures and repeats, each row is stored once and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each send is counted once for the metrics, with its messages and its outcome, whichever way it goes."""
+"""Each send is counted once for the metrics, with its messages and its outcome, over every path."""
 
 from __future__ import annotations
 

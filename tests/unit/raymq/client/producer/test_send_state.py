@@ -1,4 +1,4 @@
-"""The decisions of a sender, without threads, clocks or calls: every row of TRANSITIONS, and what it brings about."""
+"""The decisions of a sender, without threads, clocks or calls: every row of TRANSITIONS, and its effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that wait: each ends once, and is unknown afterwards."""
+"""Waiting requests: each ends once, and is unknown afterwards."""
 
 from __future__ import annotations
 

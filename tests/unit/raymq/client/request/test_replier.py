@@ -1,4 +1,4 @@
-"""The replies of listeners: the messages they become, and what is counted."""
+"""The replies of listeners: the messages that they become, and the counted figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch of a client's replies: it begins at the queue's end, takes each reply once, and rests while nobody asks."""
+"""The watch of a client's replies: it begins at the queue's end, takes each reply once, and pauses without requests."""
 
 from __future__ import annotations
 

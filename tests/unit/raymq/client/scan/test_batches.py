@@ -1,4 +1,4 @@
-"""One range read by a Spark worker. Records are real; the cluster behind them is not."""
+"""One range read by a Spark worker. Records are real; the cluster is simulated."""
 
 from __future__ import annotations
 

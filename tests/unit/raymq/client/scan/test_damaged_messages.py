@@ -1,4 +1,4 @@
-"""A scan, as Spark, Ray Data and jobs make it, of a topic in which each second message cannot be read."""
+"""A scan, as Spark, Ray Data and jobs use it, of a topic in which every second message is unreadable."""
 
 from __future__ import annotations
 

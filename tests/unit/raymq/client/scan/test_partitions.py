@@ -1,4 +1,4 @@
-"""Parts of a read by bytes: nothing lost, nothing twice, sizes as asked for."""
+"""The division of a read by bytes: no message is lost or doubled, and parts have the requested sizes."""
 
 from __future__ import annotations
 

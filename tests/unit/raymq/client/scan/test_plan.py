@@ -1,4 +1,4 @@
-"""The options of a read: each against a cluster whose offsets, times and commits are known."""
+"""The options of a read, each checked on a cluster with known offsets, times and commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster as a plan asks it: one call to each broker group, again when another replica leads."""
+"""A plan's requests to the cluster: one call to each broker group, repeated when another replica leads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a fixed range, from the mapped files and from a store elsewhere."""
+"""Reading a fixed range, from mapped files and from a store on another node."""
 
 from __future__ import annotations
 

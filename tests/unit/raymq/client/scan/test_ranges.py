@@ -1,4 +1,4 @@
-"""The plan of a batch read: what Spark's Kafka source promises about offsets."""
+"""The plan of a batch read gives the guarantees of Spark's Kafka source about offsets."""
 
 from __future__ import annotations
 

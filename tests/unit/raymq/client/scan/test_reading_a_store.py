@@ -1,4 +1,4 @@
-"""Ranges of a real store, read in place and over calls: columns, tags, a failover, and files that retention takes."""
+"""Ranges of a real store, read in place and over calls: columns, tags, a failover, and files that retention deletes."""
 
 from __future__ import annotations
 

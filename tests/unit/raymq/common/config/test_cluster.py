@@ -1,4 +1,4 @@
-"""`raymq.yaml`: what is refused, and with which words."""
+"""`raymq.yaml`: refused settings, and the words of the refusals."""
 
 from __future__ import annotations
 

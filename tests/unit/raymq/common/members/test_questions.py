@@ -1,4 +1,4 @@
-"""The answers of members: as they travel, bounded; and the stacks of threads."""
+"""The answers of members: their wire format and bounds; and the stacks of threads."""
 
 from __future__ import annotations
 

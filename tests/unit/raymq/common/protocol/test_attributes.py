@@ -1,4 +1,4 @@
-"""A topic's attributes: RocketMQ's names and values, what may change, and what cannot be."""
+"""A topic's attributes: RocketMQ's names and values, allowed changes, and impossible values."""
 
 from __future__ import annotations
 

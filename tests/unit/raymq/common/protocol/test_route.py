@@ -1,4 +1,4 @@
-"""A topic's queues as a route tells them."""
+"""A topic's queues according to a route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Java's string hash, in one and in many."""
+"""Java's string hash, for one text and for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole records back to back: found, cut, joined and marked as failed without being decoded."""
+"""Whole records back to back: found, truncated, joined and marked as failed without being decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as Arrow columns: the same values as row by row, on the fast way and off it."""
+"""Records as Arrow columns: the same values as row by row, on the fast path and off it."""
 
 from __future__ import annotations
 

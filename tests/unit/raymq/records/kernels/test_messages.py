@@ -1,4 +1,4 @@
-"""Messages that are decoded when they are asked for: what they keep, what they refuse, what damage does."""
+"""Messages that are decoded on demand: their fields, their refusals, and the effect of damage."""
 
 from __future__ import annotations
 

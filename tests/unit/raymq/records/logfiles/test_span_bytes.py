@@ -1,4 +1,4 @@
-"""The bytes of a span of a queue: exact for short ones, near enough for long ones, from few units."""
+"""The bytes of a queue span: exact for short spans, near enough for long spans, from few units."""
 
 from __future__ import annotations
 

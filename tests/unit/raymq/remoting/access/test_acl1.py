@@ -1,4 +1,5 @@
-"""Files of ACL 1.0: golden facts, what is refused, and fuzzed accounts against a plain model of ACL 1.0's check."""
+"""Files of ACL 1.0: golden facts, refused files, and fuzzed accounts compared with a simple model of ACL 1.0's
+check."""
 
 from __future__ import annotations
 

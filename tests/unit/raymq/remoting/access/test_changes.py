@@ -1,4 +1,4 @@
-"""Changes of users and policies, carried out on a state; repeated they change nothing."""
+"""Changes of users and policies, applied to a state. A repeated change has no effect."""
 
 from __future__ import annotations
 

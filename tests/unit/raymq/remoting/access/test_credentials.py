@@ -1,4 +1,4 @@
-"""Credentials: where a client finds them, and files that are refused."""
+"""Credentials: where a client finds them, and refused files."""
 
 from __future__ import annotations
 

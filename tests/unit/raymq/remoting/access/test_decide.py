@@ -1,4 +1,4 @@
-"""The decision of ACL 2.0, golden facts and fuzzed policies against a plain model."""
+"""The decision of ACL 2.0: golden facts, and fuzzed policies compared with a simple model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: what passes, what waits and how long."""
+"""Quotas: what they let pass, and how long the rest waits."""
 
 from __future__ import annotations
 

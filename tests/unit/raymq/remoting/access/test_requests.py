@@ -1,4 +1,4 @@
-"""The table of requests: every remote method of every server has a line, and says what a call needs."""
+"""The table of requests has a line for every remote method of every server, with the rights that a call needs."""
 
 from __future__ import annotations
 

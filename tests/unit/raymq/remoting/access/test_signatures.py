@@ -1,4 +1,4 @@
-"""Signatures fit one request, at one time, once; and who a server takes a request from."""
+"""A signature fits one request, at one time, once; and the users from whom a server accepts a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users and policies: what is taken, what is refused, and the value that holds them all."""
+"""Users and policies: accepted and refused values, and the value that holds all of them."""
 
 from __future__ import annotations
 

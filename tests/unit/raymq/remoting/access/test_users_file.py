@@ -1,4 +1,4 @@
-"""The file of users: what it may hold, and errors that say where, and never a secret."""
+"""The file of users: its allowed content, and errors that name the place but never a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeouts of a lane's socket are such as the kernel takes."""
+"""The kernel accepts the timeouts of a lane's socket."""
 
 from __future__ import annotations
 

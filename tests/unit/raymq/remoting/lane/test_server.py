@@ -1,4 +1,4 @@
-"""A real lane server and its clients: answers, refusals, silence, and the limits that keep the server alive."""
+"""A real lane server and its clients: answers, refusals, silence, and the limits that protect the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a process's clients: one set for all of them, reported from a thread that somebody has."""
+"""The figures of a process's clients: one set for all clients, reported from an existing thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contexts of a trace write the records that spec/features.md §6 asks for, however many messages they stand for."""
+"""The contexts of a trace write the records of spec/features.md §6, however many messages they stand for."""
 
 from __future__ import annotations
 

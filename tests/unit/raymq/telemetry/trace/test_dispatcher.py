@@ -1,4 +1,4 @@
-"""TraceDispatcher sends what it is given, drops what is too much, and never harms whoever gives it."""
+"""TraceDispatcher sends its contexts, drops contexts above its limit, and never raises in its callers."""
 
 from __future__ import annotations
 

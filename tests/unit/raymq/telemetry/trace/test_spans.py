@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: who is whose parent, what is on the message, and nothing where nobody asked for any."""
+"""Spans of OpenTelemetry: parents, message properties, and no spans unless a program asks for them."""
 
 from __future__ import annotations
 

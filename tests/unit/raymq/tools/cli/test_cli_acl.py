@@ -1,4 +1,4 @@
-"""`raymq acl`: a file of ACL 1.0 becomes a file of users, and such a file says what it allows."""
+"""`raymq acl`: it converts a file of ACL 1.0 to a file of users, and explains what a file of users allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq consume --timeout`: the moment at which it takes a topic to be quiet. The consumer is a stand-in."""
+"""`raymq consume --timeout`: when it considers a topic quiet. The consumer is a stand-in."""
 
 from __future__ import annotations
 

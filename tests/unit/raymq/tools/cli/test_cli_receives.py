@@ -1,4 +1,4 @@
-"""`raymq receive`: messages are acknowledged after they were printed, and only then. The consumer is a stand-in."""
+"""`raymq receive` acknowledges messages only after it has printed them. The consumer is a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq transactions`: its output, of an admin that is a stand-in."""
+"""The output of `raymq transactions`, with a stand-in for the admin."""
 
 from __future__ import annotations
 

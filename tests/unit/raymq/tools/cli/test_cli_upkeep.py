@@ -1,4 +1,4 @@
-"""The commands about brokers and NameServers: their output, of an admin that is a stand-in."""
+"""The output of the commands about brokers and NameServers, with a stand-in for the admin."""
 
 from __future__ import annotations
 

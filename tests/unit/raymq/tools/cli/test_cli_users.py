@@ -1,4 +1,4 @@
-"""`raymq user` and the parts of `raymq acl` that ask a cluster: their calls to the admin, and what they print."""
+"""`raymq user` and the parts of `raymq acl` that use a cluster: their calls to the admin, and their output."""
 
 from __future__ import annotations
 

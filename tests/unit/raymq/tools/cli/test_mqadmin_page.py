@@ -1,4 +1,4 @@
-"""docs/mqadmin.md: what it names exists, and each of mqadmin's commands is there once."""
+"""docs/mqadmin.md names only existing commands, and has each of mqadmin's commands once."""
 
 from __future__ import annotations
 

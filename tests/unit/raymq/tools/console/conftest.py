@@ -1,4 +1,4 @@
-"""A console of a cluster in memory, and an admin and a viewer who have logged in."""
+"""A console of a cluster in memory, and a logged-in admin and viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to the cluster are bounded: in time, in number, and in how often the same is asked."""
+"""Calls to the cluster are bounded in time and in number, and equal calls are shared."""
 
 from __future__ import annotations
 

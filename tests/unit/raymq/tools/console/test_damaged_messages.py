@@ -1,4 +1,4 @@
-"""The console shows a topic in which each second message cannot be read, and one of bombs, without growing."""
+"""The console shows a topic in which every second message is unreadable, and a topic of bombs, without growing."""
 
 from __future__ import annotations
 

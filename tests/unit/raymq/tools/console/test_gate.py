@@ -1,4 +1,4 @@
-"""Nobody sees or changes anything in the console without the right to it."""
+"""No user reads or changes anything in the console without the right to it."""
 
 from __future__ import annotations
 

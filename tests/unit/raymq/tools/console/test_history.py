@@ -1,4 +1,4 @@
-"""The rings of the last hour, bounded in time and in names, and the lines drawn of them."""
+"""The rings of the last hour, bounded in time and in names, and the lines of their charts."""
 
 from __future__ import annotations
 

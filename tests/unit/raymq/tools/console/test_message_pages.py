@@ -1,4 +1,4 @@
-"""Pages about messages: answers, files, changes and their rights; the looks are in tests/console."""
+"""Pages about messages: answers, files, changes and their rights. tests/console covers the pages in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pages about topics, groups and the cluster: what they show, what they change, and what the audit has of it."""
+"""The pages about topics, groups and the cluster: their content, their changes, and the audit entries of the
+changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's end, with a tail that is open: over real sockets."""
+"""The shutdown of the server with an open tail, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a running raymq and of its metrics, each both ways."""
+"""Checks of a running raymq and of its metrics, each with a good and a bad case."""
 
 from __future__ import annotations
 

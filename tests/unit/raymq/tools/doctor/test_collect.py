@@ -1,4 +1,4 @@
-"""The collectors against real directories, processes and servers of this machine; no Ray."""
+"""The collectors on real directories, processes and servers of this machine; no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: what is skipped without a cluster, what is folded, what the command says and returns."""
+"""Findings: checks that are skipped without a cluster, merged findings, and the command's output and exit code."""
 
 from __future__ import annotations
 

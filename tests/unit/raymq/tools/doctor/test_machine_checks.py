@@ -1,4 +1,4 @@
-"""Checks of a machine, each both ways: as it should be, and ill in one respect."""
+"""Checks of a machine: on a good machine, and on a machine with one fault."""
 
 from __future__ import annotations
 

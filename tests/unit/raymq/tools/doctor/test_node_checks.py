@@ -1,4 +1,4 @@
-"""Checks that compare nodes, each both ways."""
+"""Checks that compare nodes, each with a good and a bad case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The board and the alerts name only series that raymq reports, with labels that they have."""
+"""The dashboard and the alerts name only series that raymq reports, with labels that the series have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/observability.md has the table of metrics as it is made from the instruments, and a line for each alert."""
+"""docs/observability.md has the table of metrics that is made from the instruments, and a line for each alert."""
 
 from __future__ import annotations
 

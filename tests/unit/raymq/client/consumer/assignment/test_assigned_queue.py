@@ -1,4 +1,4 @@
-"""The states of an assigned queue: the table has every step, and the code takes no other."""
+"""The states of an assigned queue: the transition table has every step that the code takes, and no other."""
 
 from __future__ import annotations
 

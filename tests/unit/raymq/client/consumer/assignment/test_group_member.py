@@ -1,4 +1,4 @@
-"""A member of a group gets its queues by heartbeats, and gives them up when it must."""
+"""A member of a group gets its queues by heartbeats, and releases them when it must."""
 
 from __future__ import annotations
 

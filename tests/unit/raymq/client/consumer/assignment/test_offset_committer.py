@@ -1,4 +1,4 @@
-"""Start offsets and commits, at each broker by itself."""
+"""Start offsets and commits, at each broker separately."""
 
 from __future__ import annotations
 

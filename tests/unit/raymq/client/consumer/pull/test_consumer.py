@@ -1,4 +1,4 @@
-"""The pull consumers, both kinds, against a group, brokers and a store of their own."""
+"""Both kinds of pull consumers, with a simulated group, brokers and store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decisions of a pull consumer: queues that come and go, what is read, returned and committed."""
+"""The decisions of a pull consumer: assigned and revoked queues, and which messages it reads, returns and commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Listener's process has its instance hosted, again and again, wherever its Pull actor is."""
+"""A Listener's process keeps its instance hosted, on whichever node its Pull actor runs."""
 
 from __future__ import annotations
 

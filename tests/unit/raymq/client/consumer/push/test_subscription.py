@@ -1,4 +1,4 @@
-"""A running instance's calls find its Pull actor, wherever it is hosted, and its end ends its Listener."""
+"""Calls of a running instance find its Pull actor on any host, and the instance's end ends its Listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks at a listener's process: their messages, the calls, and the reports about them."""
+"""Tasks at a listener's process: their messages, the listener's calls, and the reports about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that a simple consumer cannot read: they are tried as often as others, and end as dead letters."""
+"""Messages that a simple consumer cannot read: retried as often as others, and finally dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that a user pastes are the same message again, and nothing else happens in the shell."""
+"""Commands for the clipboard send the same message again, and run nothing else in the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays in threads, that a test holds up."""
+"""Replays in threads, which the test can block."""
 
 from __future__ import annotations
 

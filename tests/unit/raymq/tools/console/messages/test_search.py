@@ -1,4 +1,4 @@
-"""The search form: each way to begin is a search, and nonsense is refused in words."""
+"""The search form: each way to begin gives a search, and an invalid form gives an error text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tails without a server: one reader for all viewers, bounded by the second, by viewer and by number."""
+"""Tails without a server: one reader for all viewers, with limits per second, per viewer and in number."""
 
 from __future__ import annotations
 
