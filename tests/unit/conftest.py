@@ -1,5 +1,7 @@
-"""Unit tests run without Ray: what starts it fails at once, instead of taking seconds. Names for completion are kept in
-a cache of their own."""
+"""Unit tests run without Ray: a start of Ray fails at once, instead of taking seconds.
+
+Names for completion are kept in a cache of the tests.
+"""
 
 from __future__ import annotations
 

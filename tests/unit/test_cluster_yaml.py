@@ -24,7 +24,7 @@ def shipped() -> dict[str, Any]:
 
 @pytest.fixture
 def in_a_cloud(shipped: dict[str, Any]) -> dict[str, Any]:
-    """The variant at the end of the file, as its user would have it."""
+    """Return the variant at the end of the file, as its user would write it."""
     _, _, variant = TEXT.partition("#\n# provider:")
     lines = ["provider:", *(line.removeprefix("# ") for line in variant.splitlines()[1:])]
     return shipped | yaml.safe_load("\n".join(lines))

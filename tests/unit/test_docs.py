@@ -1,4 +1,4 @@
-"""The pages name only what exists: links, files of the repository, commands with their options, settings with their
+"""The pages name only existing links, files of the repository, commands and options, and settings with their
 defaults."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 
 
 def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
-    """A test that fails with the failures of all pages."""
+    """Return a test that fails with the failures of all pages."""
 
     @wraps(check)
     def of_all_pages() -> None:
@@ -50,7 +50,7 @@ def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -114,8 +114,10 @@ def test_files_and_folders_that_are_named_exist(page):
 
 
 def modules_in_the_drawings() -> list[str]:
-    """The paths of the modules in docs/architecture.md's drawings. A bare name is in the package of its line, or of a
-    line above it."""
+    """Return the paths of the modules in docs/architecture.md's drawings.
+
+    A bare name is in the package of its line, or of a line above it.
+    """
     text = (ROOT / "docs/architecture.md").read_text()
     paths, package = [], ""
     for drawing in re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -148,7 +150,7 @@ def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """The `raymq …` commands of a page, as words: in indented lines, in snippets for a shell, and in backticks."""
+    """Yield the `raymq …` commands of a page, as words: in indented lines, in shell snippets, and in backticks."""
     text = page.read_text()
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = [*re.findall(r"^ {4}(.*)$", text, re.MULTILINE), *shell.splitlines()]
@@ -159,7 +161,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 @cache
 def command_at(*names: str) -> click.Command | None:
-    """The command that these words name, as far as they name one."""
+    """Return the command that these words name, as far as they name one."""
     command: click.Command | None = cli
     for name in names:
         command = command.commands.get(name) if isinstance(command, click.Group) else None
@@ -167,7 +169,7 @@ def command_at(*names: str) -> click.Command | None:
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Every spelling of every option."""
+    """Return every spelling of every option."""
     named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     return named | {"--help", "-h", "--version"}
 
@@ -219,7 +221,7 @@ def test_options_in_the_tables_exist_somewhere(page):
 
 
 def shown(value: Any) -> str:
-    """A default as YAML has it in docs/settings.md."""
+    """Return a default as docs/settings.md spells it in YAML."""
     if isinstance(value, Enum):
         return str(value.value)
     if value is None or isinstance(value, bool):

@@ -29,7 +29,7 @@ print(early, unresolved, server)
 
 
 def imported_packages(source: Path, *, inside_functions: bool) -> set[str]:
-    """The packages a module imports; those in functions and under TYPE_CHECKING only if asked for."""
+    """Return the packages that a module imports; imports in functions and under TYPE_CHECKING only on request."""
     found = set()
     todo: list[ast.AST] = [ast.parse(source.read_text())]
     while todo:

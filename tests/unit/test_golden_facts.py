@@ -1,5 +1,7 @@
-"""Each of RocketMQ's golden facts has a test with its number, or is named as not taken over, with the test of what is
-done instead: the table of docs/coming-from-rocketmq.md."""
+"""Each of RocketMQ's golden facts has a test with its number, or is named as not taken over.
+
+The table of docs/coming-from-rocketmq.md names the test of raymq's replacement.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NUMBERS = {*range(1, 118), *range(159, 165)}
 NO_TEST = {*range(73, 77)}
-"""Facts about something that raymq does not have at all: Bloom filters."""
+"""Facts about features that raymq does not have: Bloom filters."""
 
 
 def rows() -> list[tuple[set[int], str]]:
-    """The rows of the page's last table: the numbers, and what holds them."""
+    """Return the rows of the page's last table: the numbers, and the tests."""
     text = (ROOT / "docs" / "coming-from-rocketmq.md").read_text().partition("## The facts, one by one")[2]
     found = []
     for numbers, held in re.findall(r"^\| ([\d–, ]+) \|[^|]*\|([^|]*)\|$", text, re.MULTILINE):

@@ -18,7 +18,7 @@ STATE = ("core", "_core", "process_queue", "assigned")
 
 
 def written(tree: ast.Module) -> Iterator[ast.Attribute]:
-    """The attributes that a module assigns, in tuples too."""
+    """Return the attributes that a module assigns, including those in tuples."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node

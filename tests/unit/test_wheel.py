@@ -33,13 +33,13 @@ print(placement.replica_nodes.__file__)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """raymq's source distribution and wheel."""
+    """Build raymq's source distribution and wheel."""
     return build_raymq(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
 def names(built: tuple[Path, Path]) -> set[str]:
-    """The files in the wheel."""
+    """Return the files in the wheel."""
     with zipfile.ZipFile(built[1]) as wheel:
         return set(wheel.namelist())
 

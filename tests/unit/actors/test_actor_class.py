@@ -51,7 +51,7 @@ def test_an_actor_class_has_the_public_methods_of_the_real_class_with_their_sign
 
 
 def marks(method):
-    """What Ray knows of a method: its concurrency group, its number of results."""
+    """Return Ray's view of a method: its concurrency group, and its number of results."""
     return {name: value for name, value in vars(method).items() if name.startswith("__ray_")}
 
 
@@ -105,7 +105,7 @@ def test_a_remote_function_runs_where_a_users_packages_have_the_names_of_raymqs(
 
 
 def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:
-    """The output of a program in a directory where packages of these names are the user's."""
+    """Return the output of a program in a directory with the user's own packages of these names."""
     for name in ("actors", "storage", "placement"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")

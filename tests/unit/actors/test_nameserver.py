@@ -66,7 +66,7 @@ def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_
 
 
 def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(monkeypatch, tmp_path):
-    """The broker may be waiting for its store, for however long."""
+    """The broker may wait for its store for any time."""
     scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
     scene.now_s += 10 * WARM_UP_S
     for question in (scene.server.all_brokers, lambda: scene.server.topic_route("other")):

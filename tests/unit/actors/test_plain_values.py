@@ -37,7 +37,7 @@ AMONG_SERVERS = {
 
 
 def classes_in(hint: Any, seen: set[Any]) -> Iterator[type]:
-    """The classes in a type, and in the fields of those."""
+    """Return the classes in a type, and in the fields of these classes."""
     if hint in seen:
         return
     seen.add(hint)
@@ -68,7 +68,7 @@ def test_the_answers_of_public_methods_are_of_raymq(server: type) -> None:
 
 
 def packages_in(answer: object) -> set[str]:
-    """The packages that a program needs to unpickle an answer."""
+    """Return the packages that a program needs to unpickle an answer."""
     found: set[str] = set()
     texts: list[str] = []
     for opcode, argument, _ in pickletools.genops(pickle.dumps(answer, protocol=4)):

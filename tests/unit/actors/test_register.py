@@ -19,7 +19,7 @@ from actors.register import LIVES_KEPT, next_life
 from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
-"""Words in the names of numbers that order lives, or what came out of them."""
+"""Words in the names of numbers that order incarnations, or that are derived from such numbers."""
 CLOCKS = {"time_ns", "time", "now", "utcnow"}
 
 
@@ -94,7 +94,7 @@ def test_no_number_that_orders_lives_is_read_from_a_clock() -> None:
 
 
 def reads_clock(value: ast.expr) -> bool:
-    """True if an expression is the wall clock, or is computed from it."""
+    """Return whether an expression is the wall clock, or is computed from it."""
     calls = [node.func for node in ast.walk(value) if isinstance(node, ast.Call)]
     return any(
         isinstance(func, ast.Attribute)

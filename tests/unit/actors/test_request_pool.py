@@ -18,7 +18,7 @@ ADMIN = RequestKind("admin", 100, 1.0, "admin_broker_queue_capacity", "wait_time
 
 
 class Now:
-    """A clock that tests set, and timers that they fire."""
+    """A clock that tests set, and timers that tests fire."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -35,7 +35,7 @@ class Now:
         callback()
 
     def pass_to(self, now_s):
-        """Let the time pass, and fire what is due."""
+        """Let the time pass, and fire due timers."""
         self.now_s = now_s
         while due := [timer for timer in self.timers if timer[0] <= now_s]:
             for timer in due:
@@ -50,7 +50,7 @@ def now():
 
 @pytest.fixture
 def held(now):
-    """A pool of one thread, which is held by a call of another kind until the event is set."""
+    """A pool of one thread, which another kind of call holds until the event is set."""
     goes_on, began = threading.Event(), threading.Event()
     pool = RequestPool("held", 1, [PULL, ADMIN, RequestKind("other", 10)], now)
     pool.refuse_by(now)

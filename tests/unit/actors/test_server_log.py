@@ -50,4 +50,4 @@ def test_the_stand_in_of_every_server_configures_its_process(monkeypatch) -> Non
 
 
 class Quiet:
-    """A server that does nothing."""
+    """A server without any function."""

@@ -15,7 +15,7 @@ from raymq.tools.console.cluster import AuditEntry
 
 
 class Store:
-    """A store that keeps records of one queue as they were encoded."""
+    """A store that keeps records of one queue in their encoded form."""
 
     def __init__(self, *, dead: bool = False) -> None:
         self.dead, self.records = dead, list[bytes]()

@@ -45,7 +45,7 @@ class World:
             self.control.resume(record, 0.0)
 
     def step(self, seconds: float = 0.3) -> list[object]:
-        """Time passes, everybody who is not silent is heard, and orders are carried out."""
+        """Let time pass, send the accounts of all replicas that are not silent, and carry out orders."""
         self.now_s += seconds
         for replica, one in self.states.items():
             if replica not in self.silent:
@@ -57,7 +57,7 @@ class World:
         return list(actions)
 
     def ask(self, wanted: SyncStateSet, asker: int = 0) -> None:
-        """A replica asks for another set, and is heard."""
+        """Let a replica ask for another set, and send its account."""
         self._change(asker, proposal=wanted)
         self.step()
         self._change(asker, proposal=None)
@@ -81,7 +81,7 @@ class World:
 
 @pytest.fixture
 def led():
-    """Replica 0 leads in epoch 6, and everybody is in the set."""
+    """Let replica 0 lead in epoch 6, with all replicas in the set."""
     world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
     world.step()
     world.step()
@@ -410,7 +410,7 @@ VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
 }
-"""For each view of the master: the record, the master's account, and the incarnation that led."""
+"""For each view of the master: the record, the master's account, and the leading incarnation."""
 
 
 @pytest.mark.parametrize(("view", "lease_over"), list(product(MasterView, (False, True))))
@@ -463,11 +463,11 @@ def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process
 
 WHOLE = of(5, 4, 0, 1, 2)
 RESTARTED = Record("broker-a", 5, 0, WHOLE)
-"""Replica 0 led when all processes ended, and everybody was in the set."""
+"""Start after the end of all processes, when replica 0 led and all replicas were in the set."""
 
 
 def elected_after(world: World, most_s: float = 60.0) -> float:
-    """The time in s until a replica is elected."""
+    """Return the time in s until a replica is elected."""
     began_s, before = world.now_s, world.control.record
     while world.control.record is before:
         world.step(0.2)
@@ -476,7 +476,7 @@ def elected_after(world: World, most_s: float = 60.0) -> float:
 
 
 def never_elected(world: World, wait_s: float = 60.0) -> str:
-    """The reason after a long time in which nobody is elected."""
+    """Return the reason after a long time without an election."""
     before = world.control.record
     until_s = world.now_s + wait_s
     while world.now_s < until_s:
@@ -552,7 +552,7 @@ def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
 
 
 def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_complete():
-    """Its own confirm offset was written before it lost the end of its log, so it does not know of the loss."""
+    """Its own confirm offset was written before it lost the end of its log, so it does not notice the loss."""
     world = World(RESTARTED)
     world._change(0, end_offset=80, confirm_floor=70)
     for replica in (1, 2):
@@ -563,7 +563,7 @@ def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_comp
 
 
 def test_after_a_restart_of_the_whole_set_all_are_waited_for_and_the_longest_log_leads():
-    """What was confirmed in the last moments may be in none of the floors."""
+    """Offsets that were confirmed in the last moments may be in none of the floors."""
     world = World(RESTARTED)
     world._change(0, end_offset=98, confirm_floor=95)
     world.silent = {1, 2}
@@ -618,7 +618,7 @@ def test_an_order_to_lead_is_for_the_process_that_was_elected(led):
 
 
 def test_an_election_whose_process_ended_before_it_led_is_annulled():
-    """The directory that was elected may have lost its end since: the other members may lead as before."""
+    """The elected directory may have lost its end since: the other members may lead as before."""
     elected = Record("broker-a", 6, 1, of(6, 5, 1), elected_from=WHOLE.stores, incarnation=1)
     world = World(elected)
     world._change(1, incarnation=2, end_offset=98)
@@ -649,7 +649,7 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
 
 
 def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
-    """It may be that of a process that has ended since, and its log may have grown before."""
+    """The account may be of a process that has ended since, and whose log grew afterwards."""
     world = World(RESTARTED)
     for replica in range(3):
         world._change(replica, end_offset=50, confirm_floor=100)

@@ -27,7 +27,7 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
 
 
 def test_nodes_without_the_label_are_neither_asked_nor_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A node for computing may go while it would be asked, and must not hold up what happens to stores."""
+    """A node for computing may leave while it is asked, and must not delay decisions about stores."""
     asked: list[str] = []
 
     def listing(node_id: str, _: Path) -> str:

@@ -17,7 +17,7 @@ STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "los
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The answers of servers by name: a mapping, or the error that is raised."""
+    """The servers' answers by name: a mapping, or an error to raise."""
     known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
 
     def call(name: str) -> Any:

@@ -16,7 +16,7 @@ ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
 
 
 class FakeClient:
-    """A client that holds the identity of its process, as a real one does."""
+    """A client that holds the identity of its process, as a real client does."""
 
     def __init__(self) -> None:
         self.user = identity.present()
@@ -59,7 +59,7 @@ def test_an_address_prints_no_key() -> None:
 
 
 def test_a_forked_child_makes_a_client_of_its_own(made: list[FakeClient]) -> None:
-    """Spark's daemon forks its workers; one of them may fork again, in a user's function."""
+    """Spark's daemon forks its workers. A worker may fork again, in a user's function."""
     at = ClusterAddress("a:1", None)
     worker_client(at)
     assert in_child(lambda: [worker_client(at) is made[1], made[0].is_closed]) == [True, False]

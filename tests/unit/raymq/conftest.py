@@ -12,7 +12,7 @@ from tests.support.clients.producers import Clock, MakeProducer, producers_of_fa
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
-    """Makes producers over fake stores. They go by `clock` where the test asks for that."""
+    """Yield a maker of producers over fake stores, which use `clock` if the test requests it."""
     clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else time.monotonic
     with producers_of_fakes(clock) as make:
         yield make
@@ -20,5 +20,5 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock of the test's producers. Waits of their threads use the real one."""
+    """Return the clock of the test's producers. Waits of their threads use the real clock."""
     return Clock()

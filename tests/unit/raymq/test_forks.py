@@ -64,7 +64,7 @@ def test_every_object_that_a_client_makes_is_of_its_process() -> None:
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_a_copy_refuses_every_attribute_and_may_be_closed(kind: type[OfProcess]) -> None:
-    """The object was not initialised: the refusal must come before anything of it is looked at."""
+    """The object was not initialised, so the refusal must come before any attribute is read."""
     item = kind.__new__(kind)
     public = [name for name in dir(kind) if not name.startswith("_") and name != "close"]
     maker = os.getpid()

@@ -16,7 +16,7 @@ from tests.support.history.waiting import eventually
 
 
 class Producer:
-    """Keeps what it is given; `hold` keeps its caller waiting, and `error` is what a send ends with."""
+    """Keeps its messages. `hold` blocks its caller, and `error` is the error of each send."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

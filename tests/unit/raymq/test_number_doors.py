@@ -71,11 +71,11 @@ OPTIONS = {
         *(Bounds, GroupChanges, ScanOptions, StartingOptions),
     )
 }
-"""The keywords of public calls that stand in a TypedDict; another one fails the search with a KeyError."""
+"""The keywords of public calls that are in a TypedDict. Any other keyword fails the search with a KeyError."""
 
 
 def public_objects() -> dict[str, Any]:
-    """All that the public packages offer, and the objects that a program gets from a Client, by name."""
+    """Return everything that the public packages offer, and the objects that a program gets from a Client, by name."""
     found: dict[str, Any] = {}
     for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
         found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
@@ -83,7 +83,7 @@ def public_objects() -> dict[str, Any]:
 
 
 def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The functions that a program can call on a public object: itself, its constructor, its public methods."""
+    """Return the functions that a program can call on a public object: itself, its constructor, its public methods."""
     if not inspect.isclass(item):
         if callable(item):
             yield name, item
@@ -95,7 +95,7 @@ def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
-    """The numbers of a call; the keywords of a TypedDict count one by one."""
+    """Return the numbers of a call. The keywords of a TypedDict count one by one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -114,7 +114,7 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
 
 
 def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
-    """True if values of this annotation are numbers or contain some. Aliases are looked up in `names`."""
+    """Return whether values of this annotation are or contain numbers. Aliases are looked up in `names`."""
 
     def written_out(word: re.Match[str]) -> str:
         alias = names.get(word[0])
@@ -125,7 +125,7 @@ def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
 
 
 def fields_of(name: str, item: Any) -> Iterator[Door]:
-    """The numeric fields of a public value class that has no signature of its own: msgspec's and pydantic's."""
+    """Return the numeric fields of a public value class without a signature of its own: msgspec's and pydantic's."""
     if inspect.isclass(item) and issubclass(item, msgspec.Struct):
         for field_name, kind in item.__annotations__.items():
             if _NUMERIC.search(str(kind)):
@@ -137,7 +137,7 @@ def fields_of(name: str, item: Any) -> Iterator[Door]:
 
 
 def doors() -> list[Door]:
-    """Every number that a program can pass."""
+    """Return every number that a program can pass."""
     found: dict[Door, None] = {}
     for name, item in PUBLIC.items():
         found |= dict.fromkeys(fields_of(name, item))
@@ -312,11 +312,11 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
 
 RESULTS = (raymq.MessageExt, raymq.FetchedBatch, raymq.HookedBatch, raymq.PutBatch, raymq.PullResult, raymq.QueueRange)
 RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.data.WriteSummary, raymq.Predicate)
-"""Values that raymq makes: programs get them, and have no reason to make one."""
+"""Values that raymq makes and programs receive. Programs have no reason to make them."""
 
 
 def row_of(door: Door) -> NumberRange | str | None:
-    """The row of a number: its own, or that of all waits of a client's object."""
+    """Return the row of a number: its own, or the common row of all waits of a client's object."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
         return row
@@ -390,7 +390,7 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
     "raymq.Message.__init__": partial(Message, "orders", b"x"),
     "raymq.RaymqHandler.__init__": partial(raymq.RaymqHandler, "logs", client=object()),
 }
-"""How the options of a TypedDict, and values of several fields, are checked."""
+"""Maps the options of a TypedDict, and values of several fields, to their checks."""
 
 
 def scan_options(options: Mapping[str, Any]) -> None:
@@ -401,7 +401,7 @@ def scan_options(options: Mapping[str, Any]) -> None:
 
 
 def call(door: Door, value: object) -> None:
-    """Pass a value to a door."""
+    """Pass a value to a public call."""
     if door.call in MAKERS:
         MAKERS[door.call](**{door.argument: value})
     elif door.call.removeprefix("raymq.").partition(".")[0] in OBJECTS:
@@ -411,7 +411,7 @@ def call(door: Door, value: object) -> None:
 
 
 def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
-    """Values that a number with these bounds must not have."""
+    """Return values that a number with these bounds must not have."""
     whole = "float" not in annotation
     values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
     if bounds.high == 2**63 - 1 and not whole:
@@ -452,7 +452,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 
 
 def function_of(door: Door) -> Callable[..., Any]:
-    """The function whose arguments `checked` checks."""
+    """Return the function whose arguments `checked` checks."""
     owner, _, name = door.call.rpartition(".")
     kind = PUBLIC.get(owner) or OBJECTS.get(owner)
     function: Callable[..., Any] = PUBLIC[door.call] if kind is None else getattr(kind, name)
@@ -488,7 +488,7 @@ def test_an_absurd_offset_of_a_read_is_refused(value: Any) -> None:
 
 
 def numeric_settings() -> Iterator[tuple[str, type[BaseModel], str]]:
-    """The settings of `raymq.yaml` that are numbers: section, class of the section, and key."""
+    """Return the numeric settings of `raymq.yaml`: section, class of the section, and key."""
     for section, kind in {"": ClusterSettings, **SETTINGS_SECTIONS}.items():
         for key, field in kind.model_fields.items():
             if _NUMERIC.search(str(field.annotation)):

@@ -1,5 +1,7 @@
-"""Types for users: a program that uses all of the public interface is checked as its author would check it, with raymq
-installed as a package; and `Any` is in a public signature only with a reason."""
+"""Types for users: a program that uses all of the public interface passes its author's type checker.
+
+raymq is installed as a package there. A public signature has `Any` only with a reason.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ CHECK_TIMEOUT_S = 200
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an environment `v` that has raymq as a wheel puts it there, and what raymq needs."""
+    """Make a directory with an environment `v` that has raymq from its wheel, and raymq's dependencies."""
     directory = tmp_path_factory.mktemp("types")
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(directory / "v")], check=True, timeout=CHECK_TIMEOUT_S
@@ -111,14 +113,14 @@ REASONS = {
 
 
 def public_things() -> Iterator[object]:
-    """Everything that users may import, and the classes behind `client.admin`."""
+    """Return everything that users may import, and the classes behind `client.admin`."""
     for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
         yield from (getattr(module, name) for name in module.__all__)
     yield from (Admin, DeadLetters)
 
 
 def signatures(thing: object) -> Iterator[Callable[..., Any]]:
-    """The functions of ours that a thing has: itself, or a class's public methods and properties."""
+    """Return raymq's own functions of an object: itself, or a class's public methods and properties."""
     if inspect.isfunction(thing):
         yield thing
     elif inspect.isclass(thing):

@@ -24,7 +24,7 @@ class Calendar:
 
 
 def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, int]]:
-    """Yesterday morning, this morning and now, of puts and gets."""
+    """Return the counts of puts and gets of yesterday morning, this morning and now."""
     runtime = stats.runtime(calendar.now_s, 0)
     moments = ("YesterdayMorning", "TodayMorning", "TodayNow")
     found = {name: [int(runtime[f"msg{name}Total{moment}"]) for moment in moments] for name in ("Put", "Get")}
@@ -32,7 +32,7 @@ def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, 
 
 
 def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: int = 0) -> None:
-    """Put messages and fetch half of them, `days_later` than before; then a sample is due."""
+    """Put messages and fetch half of them, `days_later` than before. A sample is due afterwards."""
     calendar.day += timedelta(days_later)
     calendar.now_s += 1
     stats.take_sample(calendar.now_s)

@@ -25,7 +25,7 @@ for program in sys.argv[1:]:
 
 
 def test_every_bench_says_how_it_is_used() -> None:
-    """All run in one process, which imports Ray once."""
+    """All programs run in one process, which imports Ray once."""
     programs = sorted(BENCH.glob("bench_*.py"))
     command = [sys.executable, "-c", ASK_ALL, *map(str, programs)]
     done = subprocess.run(command, cwd=BENCH, capture_output=True, text=True, timeout=120, check=False)

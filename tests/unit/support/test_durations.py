@@ -52,7 +52,7 @@ def test_the_seconds_of_a_run_are_kept_by_scope_and_those_of_other_scopes_stay(
 
 
 def test_the_recorded_scopes_are_those_of_tests() -> None:
-    """A moved file may be missing, so only the form of the names is checked."""
+    """A moved file may be missing, so the test checks only the form of the names."""
     recorded = recorded_seconds()
     assert len(recorded) > 50
     assert all(seconds > 0 for seconds in recorded.values())

@@ -56,12 +56,12 @@ NO_NAMED_ACTOR = {
     "DelayTotals": "an actor without a name, which no other program can look up",
     "type(base.__name__, (base,), body)": "RayDP's own master, see docs/access.md",
 }
-"""What the code gives to `ray.remote` beside raymq's named actors, each with its reason."""
+"""Objects that the code passes to `ray.remote` beside raymq's named actors, each with its reason."""
 
 
 @cache
 def given_to_ray() -> list[tuple[str, ast.expr]]:
-    """Each expression that the code gives to `ray.remote`, with its module. No module uses it as a decorator."""
+    """Yield each expression that the code passes to `ray.remote`, with its module. No module uses it as a decorator."""
     found = []
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
         text = path.read_text()
@@ -92,7 +92,7 @@ OWNED = named_actors("owned_actor")
 
 
 def users(**quotas: int) -> AuthState:
-    """ALICE may read and write orders, with the quotas; BOB may do nothing; ADMIN everything."""
+    """ALICE may read and write orders, with the quotas; BOB has no right; ADMIN has every right."""
     state = NO_USERS.with_user(User(ADMIN.user, ADMIN.key, UserType.SUPER), is_new=True)
     state = state.with_user(User(ALICE.user, ALICE.key, **quotas), is_new=True)
     state = state.with_user(User(BOB.user, BOB.key), is_new=True)
@@ -100,27 +100,27 @@ def users(**quotas: int) -> AuthState:
 
 
 class NameServerDouble:
-    """A server with a method for each kind of rule, named as a NameServer's."""
+    """A server with a method for each kind of rule, named like a NameServer."""
 
     def __init__(self, name: str = "x") -> None:
         self.calls: list[Any] = []
 
     def topic_route(self, topic: str, offset: int = 0, *, limit: int = 1) -> tuple[str, int, int]:
-        """What is said of a topic."""
+        """Return the description of a topic."""
         self.calls.append((topic, offset, limit))
         return topic, offset, limit
 
     def topics(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         return ["orders", "bills"]
 
     def wipe_write_perm(self) -> str:
-        """For servers."""
+        """A method for servers only."""
         return "obeyed"
 
 
 def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
-    """The stand-in of a server with its door open, in front of `real`."""
+    """Return a stand-in for a server with authentication, in front of `real`."""
     made: Any = object.__new__(type("Made", (actor_class(server),), {}))
     made._real = real
     access = ServerAccess(SERVER, INTERNAL, users() if state is None else state)
@@ -130,7 +130,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
 
 @pytest.fixture
 def scene() -> Any:
-    """A server behind its door, as its actor's process has it."""
+    """A server with authentication, as its actor's process runs it."""
     return opened(NameServerDouble, NameServerDouble())
 
 
@@ -241,7 +241,7 @@ def test_the_owners_secret_is_known_by_its_key():
 
 
 class Frame:
-    """A frame of a lane."""
+    """Return a frame of a lane."""
 
     def __init__(self, user: str) -> None:
         self.user, self.address = user, "10.0.0.7"
@@ -298,13 +298,13 @@ def test_who_has_consumed_more_than_its_quota_gets_no_more_over_any_lane(
 
 
 class StorageDouble:
-    """A storage actor that has one message of 100 bytes, however often it is read."""
+    """A storage actor with one message of 100 bytes, however often it is read."""
 
     def __init__(self, name: str = "x") -> None:
-        """With any name."""
+        """Accept any name."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """The message, for each request."""
+        """Return the message for each request."""
         return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
 
     def describe(self) -> StorageDescription:
@@ -422,7 +422,7 @@ def test_every_method_of_every_server_refuses_what_is_not_signed_or_may_not(serv
 
 
 class Unreachable:
-    """A server whose methods fail when they are called."""
+    """A server whose methods fail."""
 
     def __getattr__(self, name: str) -> Any:
         def method() -> None:

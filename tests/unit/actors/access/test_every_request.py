@@ -37,7 +37,7 @@ from tests.unit.actors.access.test_door import (
 )
 
 CARL = Identity("carl", b"c" * 32)
-"""The user who may do exactly what a request needs."""
+"""The user with exactly the rights that a request needs."""
 
 
 def named(**values: object) -> SimpleNamespace:
@@ -81,19 +81,19 @@ ANSWERS: dict[str, Any] = {
     "Broker.topic_offsets": {},
     "Pull.status": {"instances": []},
 }
-"""The answers of methods whose lists are cut to what a user may see; the others' are empty lists."""
+"""The answers of methods whose lists are reduced to what a user may see; other methods return empty lists."""
 
 BY_NAME = {server.__name__: server for server in SERVERS}
 
 
 def requests_of(server: str) -> list[str]:
-    """The titles of a server's requests: "Broker.status"."""
+    """Return the titles of a server's requests, such as "Broker.status"."""
     methods = vars(actor_class(BY_NAME[server]))
     return sorted(f"{server}.{name.removeprefix(SIGNED)}" for name in methods if name.startswith(SIGNED))
 
 
 class Recorder:
-    """A real server that notes which of its methods were reached."""
+    """A real server that records which of its methods were called."""
 
     def __init__(self, server: type) -> None:
         self.reached: list[str] = []
@@ -112,7 +112,7 @@ class Recorder:
 
 
 class Request:
-    """One request of the table: its server behind a door, its arguments, its needs."""
+    """One request of the table: its server with authentication, its arguments, and its necessary rights."""
 
     def __init__(self, title: str) -> None:
         server, self.method = title.split(".")
@@ -149,7 +149,7 @@ class Request:
 
 
 def with_every_request(check: Callable[[Request], None]) -> Callable[[str], None]:
-    """A test with one case per server, which fails with the failures of all the server's requests."""
+    """Return a test with one case per server, which fails with the failures of all of the server's requests."""
 
     @pytest.mark.parametrize("server", sorted(BY_NAME))
     def of_server(server: str) -> None:

@@ -57,7 +57,7 @@ REMOTE_METHODS = {
     *("users", "change_access", "auth_state"),
     *("describe", "status", "look_for_master", "close"),
 }
-"""The names that clients, other actors and placement call."""
+"""The methods that clients, other actors and placement call."""
 
 
 def test_the_actor_has_the_methods_that_others_call_and_no_more():
@@ -66,7 +66,7 @@ def test_the_actor_has_the_methods_that_others_call_and_no_more():
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """A broker whose threads are real and whose tasks all fail. Its threads end after ROUNDS pauses."""
+    """A broker with real threads, whose tasks all fail. Its threads end after ROUNDS pauses."""
     for pause in ("NOT_READY_INTERVAL_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
@@ -137,7 +137,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 
 
 def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_before(monkeypatch):
-    """The change may be on its way to a store that leads no more: it needs to hear of the next one in order to end."""
+    """The change may be in flight to a store that no longer leads, so the thread must learn of the next store in order
+    to end."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)

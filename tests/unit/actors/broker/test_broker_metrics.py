@@ -28,7 +28,7 @@ WAITING = RequestFigures("client", 2, 10.0, 8, 900.0, 3, 70.0, 5, 6)
 
 
 class Store:
-    """Each queue holds the offsets 2 to 9, stored a minute ago and every ms from then on."""
+    """Each queue holds the offsets 2 to 9, the first stored a minute ago and then one every ms."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -53,7 +53,7 @@ def ray_metrics(monkeypatch):
 
 
 class Log:
-    """Stands for the state log: the state is known once the world says so."""
+    """A stand-in for the state log, whose state is known once the world sets it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -74,7 +74,7 @@ class Log:
 
 
 class World:
-    """A broker's metrics around a state, a store and clients that a test sets."""
+    """A broker's metrics over a state, a store and clients that a test sets."""
 
     def __init__(self) -> None:
         self.state, self.store = BrokerState(), Store()

@@ -1,5 +1,7 @@
-"""State records that the thread of a broker's lane sends itself, over a real lane: what is answered, and what is left
-to the thread that may wait."""
+"""State records that the thread of a broker's lane sends itself, over a real lane.
+
+The tests check the answers, and which records are left to the thread that may wait.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ BORN: tuple[str, int] = ("10.0.0.1", 0)
 
 
 class Storage:
-    """A client of a storage actor on this node. What it appends itself, not over the lane, is in `appended`."""
+    """A client of a storage actor on this node. `appended`: appends that bypass the lane."""
 
     name = "storage-broker-a-0"
 
@@ -49,7 +51,7 @@ class Storage:
 
 
 class Broker:
-    """The loop of a broker's lane, with direct appends to a storage actor at `address`."""
+    """Run the loop of a broker's lane, with direct appends to a storage actor at `address`."""
 
     def __init__(self, address: LaneAddress, node_id: str = "here") -> None:
         self.storage: Any = Storage(address, node_id)

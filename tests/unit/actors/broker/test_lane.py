@@ -49,7 +49,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
-    """A broker without Ray, over a store that keeps state records; its queues hold the messages 3 to 9."""
+    """A broker without Ray, over a store that keeps state records. Its queues hold the messages 3 to 9."""
 
     def __init__(self) -> None:
         self.store = Store("storage-broker-a-0")
@@ -70,7 +70,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
     @property
     def later(self) -> dict[str, Any]:
-        """The methods that answer by themselves."""
+        """The methods whose handlers send their own answers."""
         return {**self._answered_later, "take_questions": self._take_questions_soon}
 
     def open_lane(self) -> BrokerLane:
@@ -100,7 +100,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         return []
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """Nobody is checked here."""
+        """Allow every call."""
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         self.clients.heartbeat(heartbeat, 0.0)
@@ -115,7 +115,8 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
 
 class Actor:
-    """Stands for the broker's actor: calls its methods with copies of the arguments. `way` leads to its lanes."""
+    """A stand-in for the broker's actor that calls its methods with copies of the arguments. `way` leads to its
+    lanes."""
 
     def __init__(self, broker: LocalBroker, way: str) -> None:
         self.broker, self.way = broker, way
@@ -149,7 +150,7 @@ def client_of(broker: LocalBroker, way: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(params=["unix", "tcp"])
 def client(broker: LocalBroker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of the broker, and a function that makes a call; at the end it is seen that the way was taken."""
+    """Yield a client of the broker, and a function that makes a call. Checks at the end that the calls took the way."""
     client, actor = client_of(broker, request.param, monkeypatch)
 
     def call(method: str, *args: Any) -> Any:

@@ -69,7 +69,7 @@ def test_what_groups_get_and_give_back_is_listed_by_topic(store):
 
 
 def fall_behind(store, state) -> None:
-    """Group slow is at the first of ten messages, group quick at the end."""
+    """Group "slow" is at the first of ten messages, and group "quick" at the end."""
     store.append([make_batch([b"x" * 1000 for _ in range(10)])])
     for group, offset in (("slow", 0), ("quick", 10)):
         state.offsets.set(group, "orders", {0: offset}, {})

@@ -43,7 +43,7 @@ class Groups(GroupMethods):
         return self._log.change(decide)
 
     def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
-        """Commit as a client does over a lane, and wait for the answer."""
+        """Commit over a lane as a client does, and wait for the answer."""
         answer: Future[CommitAnswer] = Future()
         self._commit_soon(group, commits, answer.set_result, answer.set_exception)
         return answer.result(WAIT_S)

@@ -15,7 +15,7 @@ from raymq.common.protocol.route import MASTER_ID, PERM_READ, TopicConfig
 
 
 class OwnGroup:
-    """The routes of broker-a, which holds `orders` with 4 queues and `read-only` with 2; creating is noted."""
+    """The routes of broker-a, which has `orders` with 4 queues and `read-only` with 2. Creations are recorded."""
 
     def __init__(self) -> None:
         self.state = BrokerState(

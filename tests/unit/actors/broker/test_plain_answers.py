@@ -38,7 +38,7 @@ ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.is
 
 
 def kinds(value: Any) -> set[type]:
-    """The types of a value and of everything in it."""
+    """Return the types of a value and of everything in it."""
     inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     return {type(value)}.union(*map(kinds, inner))
 

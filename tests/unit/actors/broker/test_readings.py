@@ -16,7 +16,7 @@ from raymq.common.protocol.store import QueueBounds, StoreStatistics, TopicPuts
 
 
 class Store:
-    """Each queue holds the offsets 0 to 9. No message is there any more, as after a deletion."""
+    """Each queue has the offsets 0 to 9 and no messages, as after a deletion."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -36,7 +36,7 @@ LONG_S = 30.0
 
 
 class Ends:
-    """The ends of a store's queues, told when they are asked for, or when they change."""
+    """The ends of a store's queues, reported on request or on a change."""
 
     def __init__(self) -> None:
         self.there: dict[TopicQueue, QueueEnds] = {}

@@ -64,7 +64,7 @@ class Scene:
         return BrokerRegistration("raymq", "broker-a", {0: "s"}, self.topics, self.version, {0: self.node}, 1)
 
     def change(self, *topics: TopicConfig) -> tuple[list[str], list[str]]:
-        """The broker has these topics now: the calls that tell it, by server."""
+        """Give the broker these topics. Returns the calls that report them, by server."""
         self.topics = topics
         self.version = self.version.next(0)
         self.first.calls, self.second.calls = [], []
@@ -72,7 +72,7 @@ class Scene:
         return self.first.calls, self.second.calls
 
     def beat(self) -> tuple[list[str], list[str]]:
-        """The calls of one heartbeat, by server."""
+        """Return the calls of one heartbeat, by server."""
         self.first.calls, self.second.calls = [], []
         self.registrar.beat()
         return self.first.calls, self.second.calls

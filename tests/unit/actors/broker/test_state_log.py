@@ -92,8 +92,8 @@ class Store:
 
 
 class Sender:
-    """Stores what the state log appends in `store`, durably where `durable` says so; raises `outcome` after that, once,
-    where it is set."""
+    """Stores the appends of the state log in `store`; durably if `durable` says so. Afterwards raises `outcome` once,
+    if set."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.durable = store, True
@@ -117,7 +117,7 @@ class Sender:
 
 
 class Sent:
-    """Records that were sent directly, and what became of them."""
+    """Records that were sent directly, and their outcomes."""
 
     def __init__(self, outcome: StoredRecords | RaymqError) -> None:
         self.outcome = outcome
@@ -130,7 +130,7 @@ class Sent:
 
 
 class Direct:
-    """Sends records directly, in order, from whatever thread; the answers come in a thread of its own."""
+    """Sends records directly, in order, from any thread. A thread of its own delivers the answers."""
 
     is_own_thread = True
 
@@ -188,13 +188,13 @@ class Scene:
         return self.log.change(lambda state: state.decide_group(group))
 
     def fail_over(self) -> None:
-        """The second store leads, with everything that was shown at the first."""
+        """Let the second store lead, with everything that was visible at the first."""
         self.second.log = self.first.log[: self.first.shown]
         self.send.store = self.second
         self.log.move(self.second, [self.first])  # type: ignore[arg-type,list-item]
 
     def reloaded(self, store: Store) -> set[str]:
-        """The groups that a broker knows which starts anew over a store."""
+        """Return the groups of a broker that starts anew over a store."""
         log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]
         log.load()
         return set(log.ready().groups)
@@ -214,7 +214,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class Gate:
-    """Holds who comes through, until it is opened."""
+    """Blocks every caller until it is opened."""
 
     def __init__(self) -> None:
         self._entered, self._opened = threading.Event(), threading.Event()
@@ -286,7 +286,7 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
 def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was_read_there(
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
-    """It is not stored behind what is being read, which would then replace it."""
+    """The change is not stored after the records that are being read, which would then replace it."""
     scene.make_group("before")
     sending, reading = Gate(), Gate()
     scene.send.before = sending
@@ -435,7 +435,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
 
 
 def held(storage: Any) -> int:
-    """The position from which on retention keeps the records in a store."""
+    """Return the position from which on retention keeps the records in a store."""
     return int(json.loads(storage.files[HOLDS_FILE])[STATE_TOPIC]["0"])
 
 
@@ -498,7 +498,7 @@ def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> No
 
 
 def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """The changes, which came while another one was stored, and are answered."""
+    """Return the changes that came while another change was stored, and are answered."""
     gate = Gate()
     scene.send.before = gate
     first = scene.log.submit(lambda state: state.decide_group("first"))
@@ -513,7 +513,7 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """The direct way, which can be taken."""
+    """Return the direct way, once it can be taken."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -523,7 +523,7 @@ def connected(scene: Scene) -> Direct:
 
 
 def idle(scene: Scene) -> None:
-    """Wait until no write is under way: changes are answered a moment before."""
+    """Wait until no write runs: changes are answered a moment earlier."""
     eventually(lambda: not scene.log._writing, "the write to end", WAIT_S)
 
 
@@ -660,7 +660,7 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """The changes, which came while a mark was stored."""
+    """Return the changes that came while a mark was stored."""
     gate = Gate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]

@@ -27,7 +27,7 @@ from raymq.records.format.encode import EncodedBatch
 
 
 class Store:
-    """Stores a batch once, by its producer sequence. It raises `errors` first: after storing where it is `late`."""
+    """Stores a batch once, by its producer sequence. Raises `errors` first, or with `late` after storing."""
 
     def __init__(self, name: str) -> None:
         self.name = name

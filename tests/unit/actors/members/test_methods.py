@@ -29,7 +29,7 @@ QUESTION = Question("running", "billing")
 
 
 class Held:
-    """A call on a lane, for whoever waits for its answer."""
+    """A call on a lane, with a future for its answer."""
 
     def __init__(self) -> None:
         self.done: Future[list[Question]] = Future()
@@ -40,7 +40,7 @@ class Held:
 
 
 class Broker(QuestionMethods):
-    """A broker whose lane is a loop, and the way of clients to it."""
+    """A broker whose lane is a loop, and the clients' way to it."""
 
     def __init__(self) -> None:
         self.loop = Loop("questions")
@@ -73,7 +73,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 
 @pytest.fixture
 def client(broker: Broker) -> Iterator[Any]:
-    """Starts a client called `c` that answers questions with a function."""
+    """Return a function that starts a client `c`, which answers requests with a function."""
     listeners = []
 
     def start(answer: Any) -> QuestionListener:

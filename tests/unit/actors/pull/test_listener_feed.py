@@ -51,15 +51,15 @@ class Reference:
 
 
 class Process:
-    """A listener's process that runs here: it asks and reports until it is dead."""
+    """A listener's process in this process: it polls and reports until it is dead."""
 
     def __init__(self, scene: Scene, handle, life: str) -> None:
         self.dead = False
         self.scene, self.life = scene, life
         self.feed: ListenerFeed | None = None
-        """The feed that it reaches."""
+        """The feed that the listener reaches."""
         self.lose_next = 0
-        """Hand-overs to be lost on their way."""
+        """Numbers of the task batches to lose in transit."""
         self.tasks = TaskFeed(handle, scene.instance.settings, takes_batch=False)
         self.tasks.start(self, lambda wait_s: self.feed is not None or time.sleep(0.01))
         self.kept: object = None
@@ -89,7 +89,7 @@ class Process:
 
 
 class Handle:
-    """The handle of a Listener actor. `kill` ends its process, and begins a new one."""
+    """The handle of a Listener actor. `kill` ends its process, and starts a new one."""
 
     def __init__(self, scene: Scene, handle) -> None:
         self.scene, self.handle = scene, handle
@@ -112,7 +112,7 @@ class Handle:
 
 
 class Method:
-    """`ready` or `keep`. A call about a process that was killed fails, as Ray's do."""
+    """Call `ready` or `keep`. A call to a killed process fails, as Ray's do."""
 
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle, self._name = handle, name
@@ -160,7 +160,7 @@ class Scene:
         return feed
 
     def call(self, feed: ListenerFeed | None = None) -> None:
-        """The Listener's own call, which comes every few seconds."""
+        """Make the Listener's own call, which comes every few seconds."""
         feed, process = feed or self.feed, self.handle.process
         keep = feed.heard(
             HandleRef("pull-billing-0", self.handle, None), process.life, self.handle.loaded, process.kept
@@ -405,7 +405,7 @@ def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
-    """Also if it takes longer than that time until the task is handed over again."""
+    """This also holds if the task is sent again only after that time."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
@@ -460,7 +460,7 @@ def test_what_fails_in_place_goes_back_to_its_broker(scenes, tmp_path):
 
 
 class PullRef:
-    """A reference to a Pull actor, whose description has the address that `change` makes of the actor's own."""
+    """Return a reference to a Pull actor, whose description has the address `change` of the actor's own."""
 
     def __init__(self, thread: FeedThread, change: Callable[[LaneAddress, int], LaneAddress]) -> None:
         self.thread, self.change = thread, change

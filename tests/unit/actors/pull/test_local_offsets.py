@@ -138,7 +138,7 @@ def test_an_offset_does_not_count_for_a_topic_that_was_created_anew(tmp_path):
     ids: dict[str, dict[str, str]] = {}
 
     def start(known: dict[str, dict[str, str]]) -> dict[MessageQueue, QueueOffset]:
-        """The starts of a new life of the instance, which commits 225 and 7 then."""
+        """Return the starts of a new incarnation of the instance, which then commits 225 and 7."""
         store = LocalFileOffsetStore("pull-billing-0", settings, Brokers(), lambda topics: known)
         store.prepare("broker-a", 1.0)
         starts = store.start_offsets({Q: 0, P: 0})

@@ -14,7 +14,7 @@ RESULT = FetchResult(PullStatus.NO_NEW_MESSAGE, 5, 0, 5, b"", 0)
 
 
 class Fetcher:
-    """Notes what it is woken for."""
+    """Notes the reasons of its wake-ups."""
 
     def __init__(self, **functions) -> None:
         self.functions = functions

@@ -18,7 +18,7 @@ FOLLOWING = Following(0, 7, "store", 100, learner=False)
 
 
 class Slave:
-    """A slave that says, each time it is asked, whom it follows."""
+    """A slave that returns the master that it follows."""
 
     def __init__(self, *answers: Following | None) -> None:
         self.answers = list(answers)
@@ -29,8 +29,10 @@ class Slave:
 
 
 def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -> Replicator:
-    """A Replicator without its loop, of a slave; the chunk comes when it was waited for `late` times in vain. Each wait
-    takes its time on a clock that stands still otherwise."""
+    """Return a slave's Replicator without its loop. The chunk comes after `late` waits that time out.
+
+    Each wait advances a clock that otherwise stands still.
+    """
     made: Any = object.__new__(Replicator)
     made._name, made._slave, made._stopping = StorageName("broker-a", 1), slave, threading.Event()
     waits = iter([False] * late + [True])

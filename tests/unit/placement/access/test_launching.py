@@ -39,7 +39,7 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path, c
 
 
 class Running:
-    """A NameServer that runs: it asks for users, or not."""
+    """A running NameServer, with or without access control."""
 
     def __init__(self, asks: bool) -> None:
         self._asks = asks

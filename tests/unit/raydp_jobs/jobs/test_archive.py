@@ -31,7 +31,7 @@ QUEUES = {MessageQueue("orders", "broker-a", 3): (0, 60), MessageQueue("orders",
 
 
 class Killed(BaseException):
-    """The end of a run that nothing can catch."""
+    """The end of a run that no code can catch."""
 
 
 def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
@@ -46,7 +46,7 @@ def run(folder: Path, queues: dict[MessageQueue, tuple[int, int]] | None = None,
 
 
 def rows(folder: Path) -> list[tuple[str, int, int]]:
-    """Every row of the archive as Spark or pandas would read it."""
+    """Return every row of the archive as Spark or pandas reads it."""
     table = ds.dataset(folder, format="parquet", partitioning="hive", ignore_prefixes=["_", "."]).to_table()
     return sorted(
         zip(*(table.column(name).to_pylist() for name in ("broker_name", "queue_id", "queue_offset")), strict=True)
@@ -107,7 +107,7 @@ def test_offsets_without_a_message_belong_to_the_file_before_them(tmp_path: Path
 
 
 def with_damage(batch: pa.RecordBatch, damaged: set[int]) -> pa.RecordBatch:
-    """The batch with messages whose records are damaged: of these only the place is known."""
+    """Return the batch with damaged messages, which have only their place."""
     places = {"topic", "broker_name", "queue_id", "queue_offset"}
     keep = pa.array([offset not in damaged for offset in batch.column("queue_offset").to_pylist()])
     columns = [
@@ -214,7 +214,7 @@ def test_a_range_without_messages_is_not_planned_again(tmp_path: Path) -> None:
 
 
 class KillAt:
-    """Ends the run at the n-th of the steps that change the disk; `before` it is made, or after."""
+    """Ends the run at the n-th step that changes the disk, before or after the step."""
 
     def __init__(self, step: int, *, before: bool) -> None:
         self.step, self.before, self.made = step, before, 0
@@ -237,7 +237,7 @@ class KillAt:
 def test_a_run_killed_between_any_two_steps_leaves_whole_files_and_the_next_one_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """Killed: nothing that cleans up runs either, so what is in staging stays there."""
+    """A killed run executes no cleanup, so the staging files stay."""
     queues = {MessageQueue("orders", "broker-a", 3): (20, 30), MessageQueue("orders", "broker-b", 0): (0, 3)}
     expected = [*(("broker-a", 3, n) for n in range(20, 30)), *(("broker-b", 0, n) for n in range(3))]
     kills, step = 0, 0
@@ -307,7 +307,7 @@ def test_files_that_were_not_asked_for_never_come_into_place(tmp_path: Path) -> 
 
 
 def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Write a file anew with other rows and its old metadata."""
+    """Rewrite a file with other rows and its old metadata."""
     table, metadata = change(pq.read_table(path, partitioning=None)), raymq_metadata(path)
     with pq.ParquetWriter(path, table.schema) as writer:
         writer.write_table(table)

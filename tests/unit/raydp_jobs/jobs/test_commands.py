@@ -23,7 +23,7 @@ from raymq.common.errors import ClientStateError, ConfigError, InvalidArgumentEr
 
 
 class Job:
-    """A job whose `run` notes its arguments and gives `result`."""
+    """A job whose `run` notes its arguments and returns `result`."""
 
     def __init__(self, module: ModuleType, result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._module, self._result = module, result
@@ -143,7 +143,7 @@ def test_counting_a_topic_into_itself_is_refused() -> None:
 
 
 class Query:
-    """A streaming query that ends, or raises, at the third look."""
+    """A streaming query that ends, or raises, at the third check."""
 
     def __init__(self, end: BaseException | None = None) -> None:
         self._end = end
@@ -158,7 +158,7 @@ class Query:
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
-        """Each look sees one batch more; each batch leaves out as many rows as its number says."""
+        """Each check finds one more batch. Each batch leaves out as many rows as its number."""
         return [
             {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
         ]

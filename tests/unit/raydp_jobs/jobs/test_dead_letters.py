@@ -31,7 +31,7 @@ START_MS = 1_772_323_200_000
 def letter(
     number: int, *, topic: str = "orders", error: str = "", attempts: int = 17, replayed: bool = False
 ) -> DeadLetter:
-    """Dead letter `number`, which died that many half hours after 2026-03-01 began."""
+    """Return dead letter `number`, which died `number` half hours after 2026-03-01 began."""
     message = MessageExt(
         topic="%DLQ%billing",
         body=b"{}",

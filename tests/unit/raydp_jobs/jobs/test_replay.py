@@ -27,7 +27,7 @@ RANGES = [OffsetRange("orders", "broker-a", 3, 0, 60), OffsetRange("orders", "br
 
 
 def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
-    """Files of an archive, as a run of the job leaves them."""
+    """Write files of an archive, as a run of the job leaves them."""
     folder.mkdir(exist_ok=True)
     for item in ranges:
         write_range(item, messages_of(item), folder)
@@ -137,7 +137,7 @@ def test_a_run_that_failed_is_gone_on_with(tmp_path: Path, fails_at: int) -> Non
 
 
 def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None:
-    """Another queue comes before the others by name, and old ones have more files."""
+    """Another queue precedes the others by name, and the old queues have more files."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES)
     replay(cluster, folder)
     more = [OffsetRange("orders", "broker-a", 3, 60, 70), OffsetRange("orders", "aaa", 0, 0, 5)]

@@ -22,7 +22,7 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def figures(topic: str = "orders", count: int = 3) -> TopicFigures:
-    """A topic of `count` minutes: in each, 60 messages are paid, 30 have no tag and 30 have rare tags."""
+    """Return a topic of `count` minutes: in each, 60 messages are paid, 30 have no tag and 30 have rare tags."""
     buckets = [Bucket(NOON + timedelta(minutes=n), 120, 6000, 10 + n, {"paid": 60, None: 30}) for n in range(count)]
     last = NOON + timedelta(minutes=count)
     tags: dict[str | None, int] = {"paid": 60 * count, None: 30 * count}

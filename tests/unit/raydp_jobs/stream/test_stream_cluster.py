@@ -75,7 +75,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, choice: TopicChoic
 
 
 def later(topics: TopicCluster, seconds: float) -> None:
-    """Let time go by, and a search for new queues with it."""
+    """Let time pass, and run the search for new queues that becomes due."""
     clock: Any = topics._clock
     clock.now_s += seconds
     topics.queues()
@@ -154,7 +154,7 @@ def test_a_start_that_no_message_is_as_late_as_is_refused(monkeypatch: pytest.Mo
 
 
 class FakeGroup:
-    """A group's offsets at its brokers. `down`: they do not answer."""
+    """A group's offsets at its brokers. `down`: brokers that do not answer."""
 
     def __init__(self, group: str) -> None:
         self.group, self.down = group, False

@@ -29,7 +29,7 @@ OTHER_NAMES = {
     "commit_group": None,
     "client": None,
 }
-"""Options with another name in Spark's Kafka source, or none there."""
+"""Options with another name in Spark's Kafka source, or without a counterpart there."""
 
 
 def test_option_names_are_those_of_sparks_kafka_source() -> None:

@@ -17,7 +17,8 @@ A0, B0, PAID = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0), M
 
 
 class Query:
-    """A query as Spark runs it: each batch is done before it asks for the next. `pauses`: what the source slept."""
+    """A query as Spark runs it: each batch ends before the next is requested. `pauses`: the source's sleeps, in
+    seconds."""
 
     def __init__(self, topics: FakeTopics, *, query_id: str = "q", source: TopicSource | None = None, **limits: Any):
         self.now_s, self.pauses = 0.0, [0.0][:0]
@@ -132,7 +133,7 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
 
 
 def made_anew(topics: FakeTopics, count: int) -> None:
-    """Delete the topic `orders` in broker group a, and create it anew with `count` messages."""
+    """Delete the topic `orders` in broker group a, and create it again with `count` messages."""
     topics.held[A0] = (0, count)
     topics.ids = {"orders": {"a": f"{topics.ids['orders']['a']}+", "b": "1"}}
 

@@ -16,7 +16,7 @@ VALUES = {"int": 7, "float": 1.5, "float | None": 2.5, "str": "some text", "byte
 
 
 def example(kind: type[RaymqError]) -> RaymqError:
-    """An error of this class with a value for each of its fields."""
+    """Return an error of this class with a value for each of its fields."""
     if "__init__" not in vars(kind):
         parent = next(base for base in kind.__mro__ if "__init__" in vars(base))
         if not issubclass(parent, RaymqError):

@@ -30,7 +30,7 @@ print("the same")
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own: an import by a former name leaves traces in the process."""
+    """Run Python in a process of its own, because an import by a former name leaves traces in the process."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

@@ -17,7 +17,7 @@ from storage.hooks.hook import find_hook
 
 
 async def coroutine(argument: Any) -> None:
-    """A function of the user's."""
+    """A user's function."""
 
 
 def generator(argument: Any) -> Any:
@@ -30,12 +30,12 @@ async def async_generator(argument: Any) -> Any:
 
 class Later:
     async def __call__(self, argument: Any) -> None:
-        """A function of the user's."""
+        """A user's function."""
 
 
 class Plain:
     def __call__(self, argument: Any) -> None:
-        """A function of the user's."""
+        """A user's function."""
 
 
 KINDS = [

@@ -10,12 +10,12 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 FIRST_MS = 1_700_000_000_000
-"""The time at which offset 0 of each queue was stored; offset n came n ms later."""
+"""The store time of offset 0 of each queue. Offset n was stored n ms later."""
 PARTS = 4
 
 
 class FakeSource:
-    """The queues and their bounds, [min, max); counts the questions after bounds."""
+    """The queues and their bounds, [min, max). Counts the requests for bounds."""
 
     def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
         self._bounds = dict(bounds)

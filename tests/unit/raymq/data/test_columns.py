@@ -112,7 +112,7 @@ def test_columns_that_are_not_there_are_refused() -> None:
 
 
 def test_a_damaged_message_is_a_row_with_a_null_value_and_an_error() -> None:
-    """Its place is known, and of its other columns nothing."""
+    """Only its place is known; all other columns are null."""
     records = bytearray(encode_batch(MESSAGES, 7, born_host=("127.0.0.1", 0), born_timestamp_ms=BORN_MS,
                                      message_ids=["A", "B", "C"]).records)  # fmt: skip
     starts = record_starts(bytes(records))

@@ -30,7 +30,7 @@ QUEUES = tuple(MessageQueue("orders", "broker-a", number) for number in range(3)
 
 
 class FakeCluster:
-    """Stands behind driver_client and worker_client. `writers`: the arguments of each writer; `tables`: their rows."""
+    """Replaces driver_client and worker_client. `writers`: the arguments of each writer; `tables`: their rows."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE

@@ -41,7 +41,7 @@ BODY = b"x" * 1000
 
 
 class FakeCluster:
-    """Stands behind driver_client, worker_client and open_ranges; `read` are the columns each read asked for."""
+    """Replaces driver_client, worker_client and open_ranges. `read`: the columns that each read requested."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE

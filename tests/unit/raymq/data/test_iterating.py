@@ -48,7 +48,7 @@ class FakeOffsets:
 
 
 class Clock:
-    """Time that only sleeping moves; `on_sleep` is called with each pause."""
+    """A clock that only sleeping advances. `on_sleep` is called with each pause."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarn
 
 
 def messages(rows: pa.Table | dict[str, Any], **options: Any) -> dict[str, list[Any]]:
-    """The columns of the messages, which a producer takes."""
+    """Return the columns of the messages, as a producer takes them."""
     table = to_messages(rows if isinstance(rows, pa.Table) else pa.table(rows), MessageFields(**options))
     plain = table.drop_columns(["deliver_time"]) if "deliver_time" in table.column_names else table
     TableRows("orders", plain).check(0, table.num_rows, 1 << 20)

@@ -26,7 +26,7 @@ class FakeClient:
 
 
 class Connections:
-    """Every client that was made."""
+    """Yield the list of every client made."""
 
     def __init__(self) -> None:
         self.made: list[FakeClient] = []

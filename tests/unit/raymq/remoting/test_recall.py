@@ -66,7 +66,7 @@ def test_the_record_is_rocketmqs_deletion_record(monkeypatch):
 
 
 class Store:
-    """A store that answers with these store times, or errors; it notes the batches."""
+    """A store that answers with these store times, or errors, and records the batches."""
 
     def __init__(self, *answers) -> None:
         self.answers, self.batches = list(answers), []

@@ -209,7 +209,7 @@ def test_the_lists_of_topics_and_brokers_are_never_kept(monkeypatch):
 
 
 class Cluster:
-    """A NameServer and its brokers, which create topics or not."""
+    """A NameServer and its brokers, which may create topics."""
 
     def __init__(self, monkeypatch, *, auto_create: bool, perm: int = 6) -> None:
         self.created: list[tuple] = []
@@ -258,7 +258,7 @@ def test_every_nameserver_is_called_also_when_one_fails(monkeypatch):
 
 
 def test_brokers_that_a_restarted_nameserver_does_know_are_updated_at_once(monkeypatch):
-    """One of them may have another master, and the broker that is missed may be away for long."""
+    """A broker group may have another master, and the missing broker may be away for long."""
     both, some = topic_route(a=1, b=1), replace(topic_route(a=2), complete=False)
     servers = Servers(monkeypatch, both)
     routes = servers.routes()
@@ -295,7 +295,7 @@ def test_the_layout_of_a_topic_is_taken_from_a_restarted_nameserver(monkeypatch)
 
 
 def routes_of(*topics: str, nums: int = 1):
-    """A NameServer that knows these topics, one by one and many at once."""
+    """A NameServer with these topics, asked for one by one and for many at once."""
     table = {topic: topic_route(topic, a=nums) for topic in topics}
 
     def answer(method, asked):

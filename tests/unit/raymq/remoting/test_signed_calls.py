@@ -24,7 +24,7 @@ ALICE = Identity("alice", b"a" * 32)
 
 
 class Handle:
-    """A handle that notes what is called."""
+    """A handle that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -85,7 +85,7 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 
 
 class Process:
-    """A process of the actor broker-a behind its door. Ray brings its errors in a RayTaskError."""
+    """A process of the actor broker-a with authentication. Ray wraps its errors in a RayTaskError."""
 
     def __init__(self) -> None:
         self.door = OwnerDoor(ActorOwner("broker-a", ALICE))
@@ -104,7 +104,7 @@ class Process:
 
 
 class Cluster:
-    """The cluster's one actor, and the wall clock of all its machines."""
+    """The cluster's single actor, and the wall clock of all its machines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.process, self.calls, self.offset_s = Process(), 0, 0.0
@@ -122,7 +122,7 @@ class Cluster:
         return answer
 
     def call(self) -> int:
-        """Call the actor as ALICE. The number of tries."""
+        """Call the actor as ALICE. Returns the number of tries."""
         before = self.calls
         with identity.acting_as(ALICE):
             assert ActorRef("broker-a").call("groups") == "answer"

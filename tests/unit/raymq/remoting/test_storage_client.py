@@ -40,7 +40,7 @@ def servers():
     opened: list[LaneServer] = []
 
     def serve(methods) -> LaneServer:
-        """A server of these control calls. APPENDs go to methods["append"], with the request."""
+        """Run a server of these control calls. APPENDs go to methods["append"], with the request."""
         handlers = {
             FrameKind.OPEN: lambda request: request.drop(),
             FrameKind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
@@ -57,7 +57,7 @@ def servers():
 
 @pytest.fixture
 def client(monkeypatch):
-    """Makes a client of a fake actor with these methods, on the node "here"."""
+    """Return a maker of clients of a fake actor with these methods, on the node "here"."""
     clients = []
 
     def make(**methods) -> tuple[StorageClient, FakeActor]:
@@ -95,7 +95,7 @@ def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Sets how long a call tries to open a lane, in seconds."""
+    """Return a function that sets for how long a call tries to open a lane, in seconds."""
 
     def patience(seconds: float) -> None:
         monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", seconds)
@@ -264,7 +264,7 @@ def test_an_actor_whose_store_did_not_open_gives_the_reason(client):
 
 
 class Clock:
-    """Time that passes only in sleeps."""
+    """A clock that only sleeps advance."""
 
     def __init__(self, monkeypatch) -> None:
         self.now_s = 100.0

@@ -43,7 +43,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch: pytest.MonkeyPatch) -> FakeTaskQueue:
-    """The raymq that adapters connect to, made at the first connection; here one that nobody has connected to."""
+    """The raymq that adapters connect to, made at the first connection."""
     tasks = FakeTaskQueue(RaymqTaskProcessorAdapter(config())._settings)
     monkeypatch.setattr(adapter_module.TaskConnection, "open", lambda settings: tasks)
     return tasks
@@ -64,7 +64,7 @@ def adapter() -> Iterator[RaymqTaskProcessorAdapter]:
 
 
 def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
-    """The state of a task once it has ended."""
+    """Return the state of a task after its end."""
 
     def end() -> TaskResult | None:
         result = adapter.get_task_status_sync(task.id)

@@ -35,7 +35,7 @@ TASK = Task("t1", "resize", (1,), {}, 5.0)
 
 
 class FakeClient:
-    """A client of two broker groups. Messages are kept where their sharding key says; without one at `a`."""
+    """A client of two broker groups. A message's sharding key chooses its group; without a key it is `a`."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE

@@ -20,13 +20,13 @@ from tests.support.history.waiting import eventually
 
 
 class Cluster:
-    """A raymq that tells a group's lag, or an error."""
+    """A raymq that returns a group's lag, or an error."""
 
     def __init__(self) -> None:
         self.lag, self.retry_lag = 0, 0
         self.failure: Exception | None = None
         self.gate = threading.Event()
-        """Answers wait for it."""
+        """The event that answers wait for."""
         self.gate.set()
         self.asked: list[str] = []
         self.addresses: list[str | None] = []
@@ -58,7 +58,7 @@ def context(replicas: int, requests: float = 0.0) -> SimpleNamespace:
 
 
 def wants(policy: RaymqLagPolicy, replicas: int, *, lag: int, requests: float = 0.0) -> float:
-    """The number of replicas that are wanted once the policy has heard of this lag."""
+    """Return the number of wanted replicas after the policy has received this lag."""
 
     def heard() -> bool:
         return policy(context(replicas))[1] == {"lag": lag}

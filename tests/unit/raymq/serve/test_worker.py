@@ -36,7 +36,7 @@ def tasks(settings: TaskSettings) -> FakeTaskQueue:
 
 @pytest.fixture
 def start(tasks: FakeTaskQueue) -> Iterator[Start]:
-    """Starts workers; they are stopped at the end."""
+    """Yield a function that starts workers, which are stopped at the end."""
     workers = []
 
     def start(*, concurrency: int = 2, poll_max: int | None = None, **handlers: Callable[..., Any]) -> TaskWorker:
@@ -56,7 +56,7 @@ def put(tasks: FakeTaskQueue, name: str, *args: Any, task_id: str = "t1", **kwar
 
 
 def told(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
-    """Wait until a task's states are these and its message is acknowledged; returns the last one's result."""
+    """Wait until a task has these states and its message is acknowledged. Returns the last state's result."""
 
     def done() -> bool:
         return tasks.words(task_id) == list(words) and not tasks.unacknowledged

@@ -23,7 +23,7 @@ OK, SLOW_DISK, SLOW_SLAVE = SendStatus.SEND_OK, SendStatus.FLUSH_DISK_TIMEOUT, S
 
 
 class Disk:
-    """A disk that is as far as a test says."""
+    """A disk whose progress the test sets."""
 
     def __init__(self) -> None:
         self.flushed, self.failed = 0, False
@@ -35,7 +35,7 @@ class Disk:
 
 
 class Append:
-    """A started append of a batch that waits and one that does not, with a deadline of 10 s for the disk."""
+    """Return a started append of a batch that waits and one that does not, with a deadline of 10 s for the disk."""
 
     def __init__(self, disk: Disk | None, acks: ReplicaAcks | None = None) -> None:
         self.told: list[float | None] = []
@@ -50,7 +50,7 @@ class Append:
 
 
 def copies_up_to(ends: list[int]) -> ReplicaAcks:
-    """Replicas have the log up to the last of `ends`; they are waited for for 3 s."""
+    """Replicas have the log up to the last of `ends`. The append waits 3 s for the copies."""
     return ReplicaAcks(None, lambda end_offset: ends[-1] >= end_offset, 3.0)
 
 

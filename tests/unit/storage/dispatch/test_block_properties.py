@@ -17,7 +17,7 @@ from storage.dispatch.block_properties import FoundProperties, read_properties
 
 
 def records(dice: random.Random) -> bytes:
-    """Batches of a few producers, of messages with and without tags."""
+    """Return batches of a few producers, of messages with and without tags."""
     tags = dice.choice(([None], ["a"], ["a", "b"], [None, "ab", "é"], ["Aa", "BB"]))
     parts = []
     for number in range(dice.randrange(1, 6)):

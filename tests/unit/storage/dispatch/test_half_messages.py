@@ -14,7 +14,7 @@ from storage.dispatch.half_messages import HalfMessages, Outcome
 
 
 class Log:
-    """Gives records to a table, each at the next offset of its queue."""
+    """Passes records to a table, each at the next offset of its queue."""
 
     def __init__(self) -> None:
         self.table = HalfMessages()
@@ -22,7 +22,7 @@ class Log:
         self.position = 0
 
     def write(self, topic: str, body: bytes, *, tags: str | None = None, flags: int = 0, **properties: str) -> int:
-        """The queue offset of the record."""
+        """Return the queue offset of the record."""
         batch = encode_batch(
             [Message(topic, body, tags)],
             0,
@@ -53,7 +53,7 @@ class Log:
 
 
 def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
-    """Golden fact 99, not taken over: there is no op offset, so an op record out of order ends its messages as well."""
+    """Golden fact 99, not taken over: raymq has no op offset, so an op record out of order also ends its messages."""
     log = Log()
     for number in range(14):
         log.half(f"T{number}")

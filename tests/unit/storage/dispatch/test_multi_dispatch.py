@@ -35,12 +35,12 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
     ],
 )
 def test_units_elsewhere(names, offsets, expected):
-    """Behind 9,100 bytes of log no queue can have more than 100 messages."""
+    """In 9,100 bytes of log no queue can have more than 100 messages."""
     assert units_elsewhere(view_of(names, offsets), 9100) == expected
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
-    """RocketMQ 4.9 gives them offsets there; without offsets they are in none."""
+    """RocketMQ 4.9 gives such messages offsets there; without offsets they are in no other queue."""
     assert units_elsewhere(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
     assert units_elsewhere(view_of("%LMQ%a", "", topic=topic), 9100) == []

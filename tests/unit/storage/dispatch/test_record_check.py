@@ -16,7 +16,7 @@ FILE_BYTES = 4096
 
 
 def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[memoryview, int, int]:
-    """A log file in which a record with these properties ends at a byte, where it starts, and its size."""
+    """Return a log file in which a record with these properties ends at a byte, the record's start, and its size."""
     size = len(encode_row(Row("T", 0, 0, properties), 0))
     start = ends_at - size
     record = encode_row(Row("T", 0, 0, properties), FILE_START + start)

@@ -31,7 +31,7 @@ class Queue:
 
 @dataclass
 class Queues:
-    """A queue table, as far as a walk asks it."""
+    """A queue table with the methods that a walk calls."""
 
     queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Queues:
 
 
 def records(*rows: tuple[str, int, str, int]) -> bytes:
-    """One record for each (topic, queue offset, producer, sequence)."""
+    """Return one record for each (topic, queue offset, producer, sequence)."""
     data = bytearray()
     for topic, queue_offset, producer, sequence in rows:
         batch = encode_batch(

@@ -23,7 +23,7 @@ def append(store: MessageStore, producer: str) -> AppendResult:
 
 
 def fill(store: MessageStore, end_offset: int) -> None:
-    """Append messages without a producer until the log has so many bytes."""
+    """Append messages without a producer until the log has `size` bytes."""
     while store.log.end_offset < end_offset:
         store.append([make_batch([b"x" * 1000])])
 

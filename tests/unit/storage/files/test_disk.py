@@ -20,11 +20,11 @@ BACK_DOORS = {
 }  # fmt: skip
 PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
 REPLACES = {"replace"}
-"""str.replace and dataclasses.replace are called that too."""
+"""str.replace and dataclasses.replace have the same name."""
 
 
 def calls(module: Path) -> list[tuple[int, str]]:
-    """Calls in `module` that change the disk without `storage.files.disk`."""
+    """Return the calls in `module` that change the disk without `storage.files.disk`."""
     found = []
     for node in ast.walk(ast.parse(module.read_text())):
         if not isinstance(node, ast.Call):
@@ -44,7 +44,7 @@ def calls(module: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
 def test_no_module_goes_to_the_disk_past_the_seam(module):
-    """A back door would be a write that the tests of power loss and I/O errors do not see."""
+    """The tests of power loss and I/O errors would not see a write that bypasses `storage.files.disk`."""
     if module.name != "disk.py":
         assert calls(module) == []
 

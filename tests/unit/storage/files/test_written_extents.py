@@ -71,7 +71,7 @@ def test_more_extents_than_one_answer_holds_are_all_looked_at(file: MappedFile) 
 
 
 def test_what_another_process_left_in_memory_only_is_found(file: MappedFile) -> None:
-    """The file system counts a block as written only once it is on disk."""
+    """The file system counts a block as written only once the block is on disk."""
     descriptor = os.open(file.path, os.O_RDWR)
     os.pwrite(descriptor, b"x", SIZE - 10)
     os.close(descriptor)

@@ -20,7 +20,7 @@ def disks(tmp_path: Path) -> list[Path]:
 
 
 def made(paths: LogPaths, count: int) -> list[str]:
-    """The names of the directories that files 0, 1, 2 … go to."""
+    """Return the names of the directories that files 0, 1, 2 … go to."""
     return [paths.choose_path(index * SIZE)[0].parent.name for index in range(count)]
 
 

@@ -16,7 +16,8 @@ HOST = encode_host("127.0.0.1", 1)
 
 
 def file_of(*bodies: bytes, size: int = 0) -> tuple[memoryview, list[int]]:
-    """A log file at START with a record for each body, and the records' positions; `size`: up to there with a BLANK."""
+    """Return a log file at START with a record for each body, and the records' positions. `size`: its end, with a
+    BLANK."""
     batch = make_batch(bodies)
     ends = record_ends(batch.sizes)
     data = bytearray(batch.records)

@@ -23,7 +23,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_writer(directory: Path, *, makes_pages: bool = True) -> LogWriter:
-    """A writer of two files, each of FILE bytes."""
+    """Yield a writer of two files, each of FILE bytes."""
     directory.mkdir()
     writer = LogWriter(FILE, makes_pages=makes_pages)
     for start in (0, FILE):

@@ -18,7 +18,7 @@ RECORD_BYTES = 100
 
 
 class CountingReader(LogReader):
-    """A reader that counts the units that it was asked for."""
+    """A reader that counts the requested units."""
 
     units_asked = 0
 

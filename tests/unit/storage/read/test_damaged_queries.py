@@ -22,7 +22,7 @@ FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body 
 
 @pytest.fixture
 def store(tmp_path):
-    """Nine messages with the key "all", stored a second apart."""
+    """Store nine messages with the key "all", a second apart."""
     times = iter(range(FIRST_MS, FIRST_MS + 1_000_000, 1000))
     with closing(open_store(tmp_path / "store", clock_ms=lambda: next(times))) as store:
         for number in range(9):

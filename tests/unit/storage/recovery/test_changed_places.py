@@ -34,7 +34,7 @@ def surveys(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
 
 
 def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys: mock.Mock) -> None:
-    """RocketMQ leaves no note of it: its records have no queue after a clean stop."""
+    """RocketMQ leaves no note of a deletion: the topic's records have no queue after a clean stop."""
     store = open_store(tmp_path)
     for number in range(200):
         store.append([make_batch([b"%d" % number])])
@@ -50,7 +50,7 @@ def test_a_topic_that_rocketmq_deleted_is_searched_once(tmp_path: Path, surveys:
 
 
 def test_searches_that_find_nothing_come_to_an_end(tmp_path: Path, surveys: mock.Mock, caplog) -> None:
-    """Many short topics that RocketMQ deleted: no two records of one are near each other."""
+    """Many short topics that RocketMQ deleted: no two records of a topic are near each other."""
     store = open_store(tmp_path)
     for number in range(150):
         store.append([make_batch([b"%d" % number], topic=f"topic-of-{number}"), make_batch([b"x" * 900])])

@@ -14,8 +14,10 @@ SIZE = 100
 
 
 def claims_of(text: str) -> list[PlaceClaim]:
-    """A claim for each word: the queue's letter, and the offset. Letters are queue ids from 0 on; capital ones are of
-    another topic, and "?" are bytes that tell nothing."""
+    """Return a claim for each word: the queue's letter, and the offset.
+
+    Letters are queue ids from 0 on. Capital letters belong to another topic. "?" stands for bytes without meaning.
+    """
     found = []
     for position, word in enumerate(text.split()):
         if word != "?":
@@ -33,9 +35,9 @@ def changes(
     units: dict[int, str] | None = None,
     sequences: dict[int, tuple[str, int]] | None = None,
 ) -> dict[int, str | None]:
-    """The rows of the changed records among claims, with the places that they should name, or None.
+    """Return the rows of the changed records among claims, with the places that they should name, or None.
 
-    `units`: the places whose units lead to a row; `sequences`: the producers of rows, and their sequences.
+    `units`: the places whose units lead to a row. `sequences`: the producers of rows, and their sequences.
     """
     unknown = [position * SIZE for position, word in enumerate(text.split()) if word == "?"]
     survey = Survey(claims_of(text), set(), unknown, 0, len(text.split()) * SIZE)
@@ -158,7 +160,7 @@ def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
 
 
 def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged() -> None:
-    """RocketMQ puts the unit of a record behind a gap at the queue's end, and so all that follow."""
+    """RocketMQ puts the unit of a record after a gap at the queue's end, and so all later units."""
     assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 
@@ -172,5 +174,5 @@ def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
 
 
 def test_a_unit_of_another_queue_s_file_does_not_make_a_record_damaged() -> None:
-    """Somebody has swapped the files of two queues, and the records are as good as before."""
+    """A user has swapped the files of two queues; the records are intact."""
     assert changes("a0 b0 a1 b1 a2 b2", new_queues_begin_at=0, units={0: "b0", 1: "a0", 4: "b2", 5: "a2"}) == {}

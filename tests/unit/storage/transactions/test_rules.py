@@ -91,7 +91,7 @@ def test_an_end_that_names_another_half_message_is_refused_with_code_1(found, te
 
 @pytest.mark.parametrize("state", [0, 4, 12 + 8, -1])
 def test_an_end_that_is_neither_commit_nor_rollback_is_refused(state):
-    """Golden fact 95, not taken over: RocketMQ gives no answer at all."""
+    """Golden fact 95, not taken over: RocketMQ does not answer at all."""
     with pytest.raises(InvalidArgumentError):
         wanted_outcome(state)
 

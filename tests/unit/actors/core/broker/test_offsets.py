@@ -55,7 +55,7 @@ def test_an_older_owner_is_fenced_once_a_newer_one_has_begun():
 
 
 def test_commits_of_a_newer_generation_fence_as_its_start_does():
-    """The broker may have been restarted since the start, and remember none."""
+    """The broker may have restarted since the start, without any record of it."""
     owners = Owners()
     judge(11, 7, owners=owners)
     assert judge(12, 6, owners=owners).fenced == [0]

@@ -32,7 +32,7 @@ def stored(records: bytes | bytearray, sizes, offset: int = 0, place: int = 4096
 
 
 def consumed(*bodies: bytes, times: int = 0, message_id: str = "A" * 32, **arguments) -> bytes:
-    """Records of topic `orders` as a consumer has them."""
+    """Return records of topic `orders` as a consumer has them."""
     messages = [Message("orders", body, "paid", ("k1", "k2"), {"a": "b"}, 7) for body in bodies]
     batch = encode_batch(
         messages,
@@ -57,7 +57,7 @@ def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: in
 
 
 def delivered(batch) -> bytes:
-    """The record that the store's scheduler puts into the retry topic when its time has come."""
+    """Return the record that the store's scheduler puts into the retry topic when the delay has passed."""
     waiting = read_waiting(stored(batch.records, batch.sizes))
     moved = move_record(
         waiting, waiting.real_topic, waiting.real_queue_id, producer=ProducerSequence("d", 0, 0), store_host_ipv6=False
@@ -249,7 +249,7 @@ def test_a_dead_letter_without_place_for_its_origin_is_kept_all_the_same():
 
 
 def consumed_with_properties(size: int) -> bytes:
-    """A record of topic `orders` whose properties take about so many bytes."""
+    """Return a record of topic `orders` whose properties take about `size` bytes."""
     batch = encode_batch(
         [Message("orders", b"x", properties={"a": "b" * size})],
         2,

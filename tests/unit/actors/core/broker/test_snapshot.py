@@ -62,7 +62,7 @@ ROCKETMQ_GROUPS = """{
 
 
 def committed(offsets: dict[int, int]) -> BrokerState:
-    """A state with topic `orders` of four queues and group `billing`, which has committed these offsets."""
+    """Return a state with topic `orders` of four queues and group `billing`, which has committed these offsets."""
     state = BrokerState()
     for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
         state.apply(change, 1000)

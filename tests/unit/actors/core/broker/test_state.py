@@ -55,7 +55,7 @@ def commit_changes(state: BrokerState, offsets: dict[int, int], group: str = "bi
 
 
 def content(state: BrokerState):
-    """All but the version, which counts changes and may count one twice after a replay."""
+    """Return everything except the version, which counts changes and may count a change twice after a replay."""
     return state.topics, state.groups, state.offsets
 
 
@@ -221,7 +221,7 @@ def test_a_topic_made_again_tells_the_members_of_the_former_to_begin_anew():
 
 
 def as_configured(state: BrokerState, topic: str) -> TopicConfig:
-    """A topic's configuration without its random id."""
+    """Return a topic's configuration without its random id."""
     return replace(state.topics[topic], creation_id="")
 
 
@@ -425,7 +425,7 @@ def test_a_record_of_a_newer_version_is_refused_and_changes_nothing(change):
 
 
 def history(seed: int, length: int) -> list[bytes]:
-    """Records as a broker would have written them."""
+    """Return records as a broker would have written them."""
     chance = random.Random(seed)
     state, records = BrokerState(), []
     while len(records) < length:
@@ -482,7 +482,7 @@ def test_a_restart_from_the_snapshots_own_position_has_the_version_of_before():
 
 
 def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
-    """The position is written last, so the newer files go with an older position."""
+    """The position is written last, so newer files may exist with an older position."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)
@@ -499,7 +499,7 @@ def test_a_crash_between_the_files_of_a_snapshot_is_harmless():
 
 @pytest.mark.parametrize("older_file", [TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE, POSITION_FILE])
 def test_a_file_of_an_older_snapshot_than_the_others_is_harmless(older_file):
-    """It was damaged, and its .bak is read; or it was read just before it was written anew, and the others after."""
+    """The file was damaged, and its .bak is read; or it was read just before its rewrite, and the others afterwards."""
     records = [(body, 1000 + index) for index, body in enumerate(history(4, 30))]
     final, older, newer = BrokerState(), BrokerState(), BrokerState()
     replay(final, records)

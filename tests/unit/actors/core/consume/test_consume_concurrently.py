@@ -28,7 +28,7 @@ def commit_point(core: ProcessQueues) -> int:
 
 
 def paced(core: ProcessQueues, seconds_per_message: float) -> None:
-    """Let it have seen how long a message takes."""
+    """Let the service measure the time of a message."""
     fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=seconds_per_message), 0.0)

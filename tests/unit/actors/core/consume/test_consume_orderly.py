@@ -31,7 +31,7 @@ def commit(core: ProcessQueues) -> None:
 
 
 def fail(core: ProcessQueues, index: int, now_s: float = 0.0, **how):
-    """The one task in flight fails at a message."""
+    """Let the single task in flight fail at a message."""
     [task] = core.deliverable(now_s)
     rest = tuple(range(index + 1, len(task.messages)))
     return core.reported(task, ConsumeReport(unfinished=rest, failures=(Failure(index, 1, "x", **how),)), now_s)

@@ -28,7 +28,7 @@ def commit_of(offset: int | None, *, backwards: bool = False) -> OffsetCommit:
 
 
 def consume(core: ProcessQueues) -> list[int]:
-    """Everything there is, well."""
+    """Consume everything successfully."""
     seen = []
     while tasks := core.deliverable(0.0):
         for task in tasks:

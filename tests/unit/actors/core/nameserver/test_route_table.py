@@ -58,7 +58,7 @@ def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
 
 
 def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
-    """A change is stored, then applied: the time in memory may be later than the one a replay finds."""
+    """A change is stored before it is applied, so the time in memory may be later than the time of a replay."""
     table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
     replayed = DataVersion(0, 3, 1000)
     assert not table.heartbeat("a", replayed, 1.0)
@@ -108,7 +108,7 @@ def test_a_route_is_a_copy(table):
 
 
 def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
-    """Its directory was emptied: what it says now is true, though it has changed less."""
+    """The broker's directory was emptied: its new report is true, although it has fewer changes."""
     table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
     table.register(registration(version=DataVersion(0, 1, 1), topics=("new",), life=2), 1.0)
     assert table.topics() == ["new"]

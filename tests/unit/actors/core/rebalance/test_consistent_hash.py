@@ -29,7 +29,7 @@ def test_golden_fact_9():
 
 
 def test_a_queue_past_the_last_place_belongs_to_the_first():
-    """With one place each, the place of `c-0` is below the queue's and there is no other."""
+    """With one position each, the position of `c-0` is below the queue's, and no other exists."""
     queue = MessageQueue("t", "b", 0)
     low = next(name for name in (f"c{number}" for number in range(99)) if ring_position(f"{name}-0") < 1 << 28)
     assert ring_position(queue_key(queue)) > 1 << 28

@@ -41,8 +41,10 @@ def group():
 
 
 def answer(group, member, now_s, holding=frozenset(), *, topics=ORDERS, process=1, sequence=None, **fields):
-    """Say a heartbeat as RebalanceClient does: again, if the group names another session. `process`: which of the
-    processes that follow each other under the member's name it is."""
+    """Send a heartbeat as RebalanceClient does, and again if the group returns another session.
+
+    `process`: the ordinal number of the process with the member's name.
+    """
     sequence = next(SEQUENCES) if sequence is None else sequence
     session = SESSIONS.get((group, member, process), 0)
     heartbeat = GroupHeartbeat(member, topics, frozenset(holding), session=session, sequence=sequence, **fields)
@@ -102,7 +104,7 @@ def test_a_grant_whose_answer_was_lost_is_given_again(group):
 
 
 def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
-    """It was sent before the member was granted its queues, so it does not name them."""
+    """The heartbeat was sent before the member was granted its queues, so it does not name them."""
     held = beat(group, "a", 0.0, sequence=2)
     beat(group, "a", 1.0, held, sequence=3)
     beat(group, "b", 1.0)
@@ -111,7 +113,7 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """It was sent before the member was granted its queues by its first arrival."""
+    """The heartbeat was sent before its first arrival granted the member its queues."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]
@@ -302,7 +304,7 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
 
 
 def heartbeat_of(group: RebalanceGroup, sender: HeartbeatSender, kind: HeartbeatKind) -> GroupHeartbeat:
-    """Make `a` a member that holds nothing of its four queues, and return a heartbeat of this sender and kind."""
+    """Make `a` a member that holds none of its four queues. Returns a heartbeat of this sender and kind."""
     asked = GroupHeartbeat("a", ORDERS, frozenset(), session=0, sequence=1)
     joined = replace(asked, session=group.heartbeat(asked, 0.0).session, sequence=10)
     assert group.heartbeat(joined, 0.0).queues == QUEUES

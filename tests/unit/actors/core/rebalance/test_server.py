@@ -16,7 +16,7 @@ SESSION_S = 15.0
 
 
 class Holding:
-    """A lease that is as a test says."""
+    """A lease whose state the test sets."""
 
     def __init__(self) -> None:
         self.held, self.epoch, self.version, self.grants_from_s = True, 1, 1000, 0.0
@@ -55,7 +55,7 @@ def beat(
     now_s: float = 0.0,
     generation: int = 0,
 ):
-    """A member's heartbeat, after its introduction."""
+    """Send a member's heartbeat, after its introduction."""
 
     def send(session: int, sequence: int):
         heartbeat = GroupHeartbeat(

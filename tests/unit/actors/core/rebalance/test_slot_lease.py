@@ -10,7 +10,7 @@ LEASE_S = 15.0
 
 
 class UnreachableError(Exception):
-    """The register has carried a call out, and its answer is lost."""
+    """The register has carried out a call, and the answer is lost."""
 
 
 class Scene:
@@ -50,7 +50,7 @@ class Scene:
         return written
 
     def silence(self, taker: SlotLease) -> None:
-        """So long that `taker` takes the slot over."""
+        """Wait so long that `taker` takes the slot over."""
         self.look(taker)
         self.now_s += TAKE_OVER_AFTER_S
         self.look(taker)

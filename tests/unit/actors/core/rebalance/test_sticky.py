@@ -53,7 +53,7 @@ def test_even_totals_come_before_staying():
 
 
 def test_a_hand_over_that_is_under_way_is_not_overturned():
-    """`c` was promised queue 2, which `a` has not let go of yet; the next plan is the same one."""
+    """Queue 2, which `a` still holds, is planned for `c`; the next plan does not change."""
     queues = {"orders": topic("orders", 4)}
     present = dict.fromkeys(queues["orders"], "a")
     planned = {queue: "c" if queue.queue_id == 2 else "b" if queue.queue_id == 0 else "a" for queue in queues["orders"]}

@@ -11,7 +11,7 @@ RESULT = AppendResult(SendStatus.SEND_OK, 1, 2, 3)
 
 
 class Append:
-    """An append that is settled once its time or `done` has come."""
+    """An append that is settled after its time or after `done`."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s

@@ -27,7 +27,7 @@ def damaged(tmp_path_factory) -> Iterator[DamagedTopic]:
 
 
 def read(message: MessageExt) -> bytes | None:
-    """The body of a message; None if its error names the message's own place, and reading the body raises it."""
+    """Return the body of a message; None if its error names the message's own place, and reading the body raises it."""
     error = message.body_error
     if error is None:
         return message.body
@@ -40,7 +40,7 @@ def read(message: MessageExt) -> bytes | None:
 
 
 def check(damaged: DamagedTopic, messages: list[MessageExt]) -> None:
-    """All messages are there, in order, each as it is."""
+    """Check that all messages are found, in order, each intact or damaged as expected."""
     assert [message.queue_offset for message in messages] == list(range(len(damaged.bodies)))
     for message, body in zip(messages, damaged.bodies, strict=True):
         kind = damaged.kinds.get(message.queue_offset)
@@ -148,7 +148,7 @@ def test_commands_print_the_place_and_the_reason(damaged):
 
 
 def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
-    """The topic stands for the group's dead letters; the broker refuses what is damaged, as a real one does."""
+    """The topic stands for the group's dead letters. The broker refuses damaged messages, as a real broker does."""
     brought: list[bytes] = []
     committed: list[int] = []
 

@@ -27,7 +27,7 @@ A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), Mes
 
 
 class Cluster:
-    """Brokers that answer by method, and a Rebalance actor that may not run. Broker b does not know the group."""
+    """Brokers that answer by method, and a Rebalance actor that may not run. Broker b does not have the group."""
 
     def __init__(self, monkeypatch) -> None:
         self.calls: list[tuple] = []

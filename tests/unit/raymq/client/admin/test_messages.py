@@ -43,7 +43,7 @@ class FakeStorage:
 
 @pytest.fixture
 def admin(tmp_path) -> Iterator[Admin]:
-    """Ten messages n0 … n9 with a key of their own and one in common, in turn on two broker groups."""
+    """Store ten messages n0 … n9 with a key of their own and a common key, alternating between two broker groups."""
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     names = ["broker-a", "broker-b"]
     stores = {}

@@ -33,7 +33,7 @@ class Nested:
 
 
 class Double:
-    """An Admin whose calls return what they are given, or what a test says."""
+    """An Admin whose calls return their arguments, or a value that the test sets."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

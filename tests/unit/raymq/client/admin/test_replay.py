@@ -23,8 +23,8 @@ MESSAGES = 150
 
 
 class LocalStorage:
-    """What a replay asks of a StorageClient, answered by a store in this process. `losing`: so many answers of appends
-    are lost."""
+    """The calls of a replay to a StorageClient, answered by a store in this process. `losing`: number of append answers
+    to lose."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store, self.losing, self.appends = store, 0, 0
@@ -57,7 +57,7 @@ class LocalStorage:
 
 
 class Routes:
-    """Routes of topics with a queue in each broker group; others do not exist."""
+    """Routes of topics with a queue in each broker group. Other topics do not exist."""
 
     def __init__(self, *topics: str) -> None:
         brokers = {name: BrokerData("c", name, {0: f"storage-{name}-0"}) for name in NAMES}
@@ -78,7 +78,7 @@ class Routes:
 
 @pytest.fixture
 def stores(tmp_path) -> Iterator[dict[str, LocalStorage]]:
-    """Messages 0 … 149 of "orders" with key "all", one a second, in turn on two broker groups."""
+    """Store messages 0 … 149 of "orders" with key "all", one per second, alternating between two broker groups."""
     clock = SimpleNamespace(now_ms=START_MS)
     made = {
         name: LocalStorage(
@@ -109,7 +109,7 @@ def admin(stores) -> Admin:
 
 
 def copies(stores, topic="again"):
-    """The messages of a topic."""
+    """Return the messages of a topic."""
     return [
         message
         for storage in stores.values()

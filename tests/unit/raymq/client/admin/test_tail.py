@@ -1,5 +1,7 @@
-"""A tail over two broker groups of four queues each: few calls, bounded, and nothing is lost without being counted. And
-a description of all queues, in as few calls."""
+"""A tail over two broker groups of four queues each: few calls, bounded, and every lost message is counted.
+
+Also a description of all queues, in as few calls.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BROKERS = ("broker-a", "broker-b")
 
 
 class Cluster:
-    """Two stores in this process, and the admin that reads them; `calls` are the stores that were asked."""
+    """Two stores in this process, and the admin that reads them. `calls`: the stores that were called."""
 
     def __init__(self, stores: dict[str, MessageStore]) -> None:
         self.stores, self.calls = stores, []

@@ -22,7 +22,7 @@ from tests.support.clients.fakes import topic_route
 
 
 class Cluster:
-    """Two brokers that note what they create, and routes that know it after `late` questions."""
+    """Two brokers that note their creations, and routes that contain them after `late` requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.created: list[tuple[str, list[NewTopic]]] = []

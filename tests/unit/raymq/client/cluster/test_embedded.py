@@ -1,5 +1,6 @@
-"""The terminal's foreground group, which Ray takes the program out of (raymq.client.cluster.embedded). Ray itself is
-not started."""
+"""The terminal's foreground group, from which Ray removes the program (raymq.client.cluster.embedded). Ray does not
+start.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from raymq.client.cluster import embedded
 
 
 def in_a_terminal(program: Callable[[], object]) -> object:
-    """The output of `program` in a process of a terminal's foreground group that is led by another, as under `make`."""
+    """Return the output of `program` in a terminal's foreground group that another process leads, as under `make`."""
     read, write = os.pipe()
     shell, terminal = pty.fork()
     if shell == 0:

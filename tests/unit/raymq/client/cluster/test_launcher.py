@@ -18,7 +18,7 @@ from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError, S
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Have the launcher run this program in place of placement.launcher_main."""
+    """Make the launcher run this program in place of placement.launcher_main."""
     start = subprocess.Popen
 
     def install(program: str) -> None:

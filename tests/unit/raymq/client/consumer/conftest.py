@@ -9,7 +9,7 @@ from raymq.client.consumer.assignment.offset_committer import CommitThreads
 
 @pytest.fixture
 def commits():
-    """The threads that call brokers about offsets."""
+    """Yield the threads that call brokers about offsets."""
     threads = CommitThreads()
     yield threads
     threads.close()

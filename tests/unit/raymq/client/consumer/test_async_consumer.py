@@ -13,7 +13,7 @@ from raymq.client.consumer.simple.consumer import SimpleConsumer
 
 TWINS = [(PullConsumer, AsyncPullConsumer), (SimpleConsumer, AsyncSimpleConsumer)]
 AT_ONCE = {"unsubscribe", "assignment", "acknowledge", "position", "pause", "resume", "paused"}
-"""The methods of AsyncPullConsumer that wait for nothing, so that they are not awaited."""
+"""The methods of AsyncPullConsumer that never wait, and so are not awaited."""
 
 
 def methods(kind: type) -> dict[str, object]:

@@ -27,8 +27,10 @@ Q0, Q1, OTHER = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), 
 
 
 class Owner:
-    """The consumer's side: what it wants, and what was delivered. Its store answers as `answer` says. Two threads may
-    fetch the same position: the owner passes over the second."""
+    """The consumer's side: its wanted positions, and the delivered messages.
+
+    Its store answers as `answer` says. Two threads may fetch the same position: the owner ignores the second result.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -131,7 +133,7 @@ def test_a_queue_that_is_granted_later_is_read_after_a_wake(owner):
 
 @pytest.fixture
 def polls(owner):
-    """The store lets questions for these queues wait in their long poll."""
+    """The store's long poll holds requests for these queues."""
     waiting: dict[MessageQueue, threading.Event] = {}
 
     def answer(request):
@@ -242,7 +244,7 @@ def test_a_topic_without_a_route_does_not_keep_the_others_from_being_read(owner)
 
 
 def test_an_offset_that_is_gone_is_not_asked_for_without_a_pause(owner, monkeypatch):
-    """The owner may be unable to jump yet, and the store answers such a question at once."""
+    """The owner may be unable to jump yet, and the store answers such a request at once."""
     monkeypatch.setattr(fetcher_module, "GONE_PAUSE_S", 3600.0)
     owner.answer = lambda request: FetchResult(PullStatus.OFFSET_ILLEGAL, request.queue_offset, 5, 9, b"", 0)
     owner.offsets = {Q0: 0}
@@ -260,7 +262,7 @@ def test_after_stop_nothing_is_read_any_more(owner):
 
 
 def test_where_another_replica_leads_now_reading_goes_on_there_without_anybody_asking_for_it(owner):
-    """Only a failed read shows it, and the route must be asked anew: what is cached still names the old one."""
+    """Only a failed read shows the change, and the route must be read again: the cached route names the old replica."""
     owner.offsets = {Q0: 0, Q1: 0}
     owner.gone = {"storage-a-0"}
     owner.routes["orders"] = lambda: "storage-a-1" if owner.asked_anew else "storage-a-0"
@@ -360,7 +362,7 @@ def test_what_a_slave_has_lost_is_read_from_the_master(owner):
 
 
 def test_a_queue_whose_route_nobody_told_is_asked_for_again_without_a_wake(owner):
-    """As after a restart of the consumer's process while no NameServer answers: nothing happens that would wake it."""
+    """As after a restart of the consumer's process while no NameServer answers: no event wakes the fetcher."""
     failures = [ServiceNotAvailableError("no NameServer answers") for _ in range(3)]
 
     def away():

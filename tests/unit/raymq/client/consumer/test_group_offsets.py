@@ -37,7 +37,7 @@ atexit.register(group_offsets.GroupOffsets("g").commit_offsets, commits)
 
 
 class Brokers:
-    """Stands for every broker: answers by name and method, notes the calls."""
+    """A stand-in for every broker that answers by name and method, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []

@@ -15,7 +15,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Topics:
-    """The queues that NameServers tell, and a watch over them whose thread sleeps."""
+    """The queues that NameServers return, and a watch over them whose thread sleeps."""
 
     def __init__(self, interval_s: float = 3600.0) -> None:
         self.queues: dict[str, list[MessageQueue] | Exception] = {"orders": [Q0]}

@@ -88,7 +88,7 @@ class Cluster:
 
 
 class Ref:
-    """Stands for ActorRef."""
+    """A stand-in for ActorRef."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -121,7 +121,7 @@ class Ref:
 
 
 class Source:
-    """A member that holds what it is assigned."""
+    """A member that holds its assigned queues."""
 
     def __init__(self, name: str = "m") -> None:
         self.name = name
@@ -334,7 +334,7 @@ def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(clu
 
 
 def steady(cluster: Cluster) -> bool:
-    """True if the last three heartbeats were short ones."""
+    """Return whether the last three heartbeats were short ones."""
     return len(cluster.heard) > 3 and all(isinstance(one, SteadyHeartbeat) for one in cluster.heard[-3:])
 
 

@@ -69,7 +69,7 @@ def test_wait_and_as_completed_return_the_futures_that_they_were_given():
 
 
 def test_wait_loses_no_end_that_comes_while_it_is_set_up():
-    """Whoever waits meets the end before, in the middle of or after setting up."""
+    """The future ends before, during or after the setup of a waiter."""
     for _ in range(300):
         completions = [Completion() for _ in range(3)]
         futures = [future for completion in completions for future in futures_of(completion, 3)]
@@ -199,7 +199,7 @@ def test_each_raise_is_of_a_copy_of_the_error_with_its_fields():
 
 
 def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_see():
-    """Futures are not tracked, so a cycle through one would stay for ever."""
+    """Futures are not tracked by the garbage collector, so a cycle through one would never be freed."""
 
     class MarkError(Exception):
         pass

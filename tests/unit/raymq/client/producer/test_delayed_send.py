@@ -32,7 +32,7 @@ def now_ms() -> int:
 
 
 class FakeStorage:
-    """Takes batches and gives each queue's offsets, as a storage actor would."""
+    """Takes batches and returns each queue's offsets, as a storage actor does."""
 
     name = "storage-broker-a-0"
 

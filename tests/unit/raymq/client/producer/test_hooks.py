@@ -91,7 +91,7 @@ def test_the_error_of_a_check_reaches_the_sender_and_nothing_of_the_batch_is_sen
 
 
 def test_a_check_sees_each_message_also_while_a_batch_gathers(make):
-    """A producer whose only hooks are checks takes no short cut past them."""
+    """A producer whose only hooks are checks takes no shortcut past them."""
 
     def forbid(context) -> None:
         if context.message.body == b"bad":

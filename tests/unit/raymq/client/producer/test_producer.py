@@ -127,7 +127,7 @@ def test_two_producers_are_told_apart(make):
 
 
 def test_a_batch_without_an_answer_is_never_sent_to_another_queue(make):
-    """Its own queue may have it already."""
+    """Its own queue may already have the message."""
     down, up = FakeStore("storage-a-0", [AWAY] * 5), FakeStore("storage-b-0")
     producer = make(down, up, route=topic_route(a=1, b=1))
     key = next(key for key in "abcdef" if abs(java_hash(key)) % 2 == 0)
@@ -281,7 +281,7 @@ def test_messages_that_wait_for_the_disk_and_others_go_in_requests_of_their_own_
 
 
 def at_once(make, *stores, **settings) -> Producer:
-    """A producer that knows its stores, as after a first message."""
+    """Return a producer that has found its stores, as after a first message."""
     producer = make(*stores, **settings)
     for store in stores:
         producer.send(Message("orders", b"first"), queue=MessageQueue("orders", store.name.split("-")[1], 0))
@@ -615,7 +615,7 @@ def test_bad_arguments_are_refused(make):
 
 
 def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
-    """Messages and futures are not tracked, so what leads to them and back would never be freed."""
+    """Messages and futures are not tracked by the garbage collector, so a cycle through them would never be freed."""
     store = FakeStore()
     producer = make(store, hooks=[NotingHook()])
     plain = make(store, send_timeout_s=5.0)
@@ -647,7 +647,7 @@ def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
 
 
 class NotingHook:
-    """A hook that keeps what it was told of the last message."""
+    """A hook that keeps its arguments for the last message."""
 
     def before_send(self, context) -> None:
         self.context = context
@@ -661,7 +661,7 @@ class NotingHook:
 
 @pytest.mark.parametrize("closes", [1, 3])
 def test_a_callback_of_a_send_may_close_the_producer_which_loses_nothing(make, closes):
-    """It must not wait there: a thread closes, and who closes beside it waits for that."""
+    """The hook must not wait there: a thread closes the producer, and a concurrent close waits for that thread."""
     gate = Gate()
     producer, raised = make(store := FakeStore(script=[None, gate])), []
     ended = []

@@ -47,7 +47,7 @@ def message(body: bytes = b"x", **more) -> Message:
 
 
 def two(make, **settings) -> tuple[Producer, FakeStore, FakeStore]:
-    """A producer whose turn it is to send to broker a."""
+    """Return a producer whose next turn is broker a."""
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1), **settings)
     producer.pipeline._turns._next["orders"] = 0

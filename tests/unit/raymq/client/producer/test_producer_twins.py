@@ -58,7 +58,7 @@ class OnLoop:
 
 @pytest.fixture(params=["threads", "event loop"])
 def twin(make, request):
-    """Makes a producer of either kind."""
+    """Return a maker of producers of either kind."""
     loops = []
 
     def make_twin(*stores, **settings):

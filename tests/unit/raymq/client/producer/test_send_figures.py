@@ -56,7 +56,7 @@ def test_a_message_that_is_refused_is_a_failure(make, counted):
 
 
 def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
-    """Also that of a batch which others may join: it has more time, so its deadline is later than its messages say."""
+    """Also the deadline of a batch that other messages may join: it is later than the messages' own timeouts."""
     took_ms = []
 
     class Noting:

@@ -52,7 +52,7 @@ def encoded(batches: list[SendBatch]) -> EncodedBatch:
 
 
 def depart(state: SendState, now_s: float = 0.0) -> SendAttempt:
-    """The next request, encoded and on its way."""
+    """Return the next request, encoded and in flight."""
     taken, verdict = state.take(now_s)
     assert verdict == SendDecision() or not verdict.ended
     return SendAttempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
@@ -67,7 +67,7 @@ def state_of(*, settle_status: bool = True) -> SendState:
 
 
 def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
-    """A state with one batch at a stage, and the attempt that it is part of."""
+    """Return a state with one batch at a stage, and the batch's attempt."""
     state = state_of()
     batch = batch_in(state)
     put(state, batch)

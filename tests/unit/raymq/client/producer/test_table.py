@@ -22,7 +22,7 @@ TEXT_MAP = pa.map_(pa.string(), pa.string())
 
 
 def stored(store: FakeStore) -> dict[int, list]:
-    """The messages a store got, per queue id."""
+    """Return the messages that a store received, by queue id."""
     queues: dict[int, list] = {}
     for batches in store.attempts:
         for batch in batches:

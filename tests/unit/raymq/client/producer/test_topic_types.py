@@ -1,5 +1,7 @@
-"""Topic types: each kind of message in a topic of each type, by every way of sending, and nothing of a refused call is
-stored (golden facts: RocketMQ's TopicMessageType.parseFromMessageProperty and DefaultTopicMessageTypeValidator)."""
+"""Topic types: each kind of message in a topic of each type, by every way of sending. A refused call stores nothing.
+
+Golden facts: RocketMQ's TopicMessageType.parseFromMessageProperty and DefaultTopicMessageTypeValidator.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def test_nothing_of_a_batch_is_sent_when_one_message_is_of_another_type(make):
 
 
 def test_the_many_ways_of_a_message_all_look_at_a_type_that_came_later(make):
-    """A lone message, and one that joins an open batch, do not look at the route each time."""
+    """A single message, and a message that joins an open batch, do not read the route each time."""
     producer = make(FakeStore(), route=route(TopicMessageType.UNSPECIFIED))
     producer.send(Message("orders", b"1"))
     producer.send(Message("orders", b"2"))

@@ -19,7 +19,7 @@ ME = "10.0.0.1@1@ab"
 
 
 def records(*clients: str, offset: int = 40) -> bytes:
-    """The records of a reply to each client, at queue offsets from `offset` on."""
+    """Return the records of a reply to each client, at queue offsets from `offset` on."""
     messages = [SystemMessage("c_REPLY_TOPIC", client.encode(), client) for client in clients]
     batch = encode_batch(messages, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[""] * len(messages))
     data = bytearray(batch.records)
@@ -40,7 +40,7 @@ def found(next_offset: int, *clients: str) -> FetchResult:
 
 @pytest.fixture
 def scene():
-    """A watch whose threads find no storage actor: the tests hand it results themselves."""
+    """Return a watch whose threads find no storage actor: the tests pass results to the watch."""
     made = SimpleNamespace(taken=[], idle_s=0.0)
     made.watch = ReplyWatch(
         ME,
@@ -60,7 +60,7 @@ def no_route(topic):
 
 
 def deliver(scene, offset: int, result: FetchResult) -> None:
-    """Fetch from an offset, and hand over the result."""
+    """Fetch from an offset, and pass the result to the watch."""
     scene.watch._reader._request(QUEUE, offset)
     scene.watch._reader._deliver(QUEUE, offset, result)
 

@@ -26,7 +26,7 @@ RANGE = OffsetRange("orders", "broker-a", 3, 0, 100)
 
 
 def records(first: int, last: int, body: bytes = b"") -> bytes:
-    """The records of queue offsets `first` to `last - 1`; even ones are tagged paid, the others late."""
+    """Return the records of queue offsets `first` to `last - 1`; even ones are tagged paid, the others late."""
     messages = [
         Message("orders", body or b"%d" % offset, tags="late" if offset % 2 else "paid")
         for offset in range(first, last)
@@ -56,7 +56,7 @@ def chunk_of(data: bytes, next_offset: int) -> RecordsChunk:
 
 
 class Cluster:
-    """A client, and the range reader that works through it: `gone` offsets cannot be read, in chunks of `step`."""
+    """Return a client, and its range reader: `gone` offsets cannot be read, in chunks of `step`."""
 
     def __init__(self, *, step: int = 40, gone: range = range(0)) -> None:
         self.step, self.gone = step, gone
@@ -117,7 +117,7 @@ def test_messages_that_vanish_during_the_read_are_left_out_without_repeating_any
 
 
 def test_a_loss_that_the_bounds_do_not_explain_is_never_skipped() -> None:
-    """Damage inside what the queue says it holds must not look like retention."""
+    """Damage within a queue's bounds must not look like retention."""
     cluster = Cluster(gone=range(50, 60))
     cluster.queue_bounds = lambda topic, queue_id, timeout_s: QueueBounds(0, 100, 0)  # type: ignore[method-assign]
     with pytest.raises(DataLossError):

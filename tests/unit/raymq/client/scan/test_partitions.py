@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Sizes:
-    """Tells profiles that are given."""
+    """Returns given profiles."""
 
     def __init__(self, *profiles: Sequence[int]) -> None:
         self._profiles = profiles

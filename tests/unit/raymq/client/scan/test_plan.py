@@ -20,7 +20,7 @@ TOPICS = ("orders", "orders-eu", "payments")
 
 
 def spans(options: dict[str, Any], topic: Any = "orders", **cluster: Any) -> dict[str, tuple[int, int]]:
-    """The planned ranges by queue, topics but the first one by name."""
+    """Return the planned ranges by queue; queues of other topics than the first have the topic's name."""
     ranges = plan_ranges(Queues(BOUNDS, topics=TOPICS, **cluster), topic, **options)
     prefix = {"orders": ""}
     return {

@@ -17,7 +17,7 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 
 
 class Storage:
-    """Answers with what its queues' names say, and notes the calls."""
+    """Answers with the numbers in its queues' names, and records the calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name

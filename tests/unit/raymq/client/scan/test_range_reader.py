@@ -34,7 +34,7 @@ def store(tmp_path_factory):
 
 
 class Storage:
-    """A storage client whose process is near the files, or far from them."""
+    """A storage client whose process is on the files' node, or on another."""
 
     def __init__(self, store, near: bool) -> None:
         self.store = store

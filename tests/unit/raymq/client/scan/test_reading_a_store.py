@@ -44,7 +44,7 @@ def fill(store: MessageStore) -> MessageStore:
 
 
 class Replica:
-    """The storage client of a store, near or far; `failures` are raised by its next calls."""
+    """The storage client of a store, near or far. Its next calls raise `failures`."""
 
     def __init__(self, store: MessageStore, *, near: bool) -> None:
         self._store, self._near = store, near
@@ -206,7 +206,7 @@ def test_several_ranges_come_one_after_another(cluster: Cluster) -> None:
 
 
 def created_as(cluster: Cluster, creation_id: str) -> None:
-    """Have the routes say that broker group a has created the topic with this id."""
+    """Make the routes say that broker group a has created the topic with this id."""
     route = topic_route(a=2)
     queues = tuple(replace(data, creation_id=creation_id) for data in route.queues)
     cluster.routes = FakeRoutes(replace(route, queues=queues))
@@ -307,7 +307,7 @@ def aging(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageSto
 
 
 def delete_oldest(store: MessageStore, files: int) -> int:
-    """Have retention delete the first log files; returns the first offset of queue 0 that is left."""
+    """Make retention delete the first log files. Returns the first remaining offset of queue 0."""
     now = datetime(2023, 11, 15, 3)
     log = os.path.join(store.status().root, "commitlog")
     for name in sorted(os.listdir(log))[:files]:

@@ -35,7 +35,7 @@ MESSAGE = Message("orders", b"x", tags="paid", keys=["k"], properties={"a": "b"}
 
 
 class Store(FakeStore):
-    """A FakeStore that notes the ends of transactions; `end_script` as `script`, for them."""
+    """A FakeStore that notes the ends of transactions. `end_script` is the `script` for these ends."""
 
     def __init__(self) -> None:
         super().__init__()

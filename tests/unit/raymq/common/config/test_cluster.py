@@ -203,7 +203,7 @@ def test_a_consume_queue_file_holds_whole_units(tmp_path):
 
 
 def described_fields(module: ModuleType) -> set[tuple[str, str]]:
-    """The classes and names of the fields in a module that have a docstring right below them."""
+    """Return the classes and names of a module's fields that a docstring directly follows."""
     return {
         (cls.name, field.target.id)
         for cls in ast.parse(inspect.getsource(module)).body

@@ -149,7 +149,7 @@ QUIRKS_NOT_TAKEN_OVER: list[tuple[int, str, int, str]] = [
     (57, "a like 'x%'", 3, "CONTAINS"),
     (58, "a + 1 > 2", 3, "arithmetic"),
 ]
-"""RocketMQ compiles these: it ignores tokens behind a complete expression. Here each is an error."""
+"""RocketMQ compiles these texts, because it ignores tokens after a complete expression. Here each is an error."""
 
 MESSAGING_FACTS: list[tuple[int, str, dict[str, str], str]] = [
     (23, "", {}, "E"),

@@ -50,13 +50,13 @@ def test_a_zstandard_frame_without_its_content_size_is_read() -> None:
 
 
 def lz4_stream(data: bytes) -> bytes:
-    """A frame that does not say how long its content is."""
+    """Return a frame that does not state the length of its content."""
     frame = lz4.frame.LZ4FrameCompressor()
     return frame.begin() + frame.compress(data) + frame.flush()
 
 
 def zstd_stream(data: bytes, **options: bool) -> bytes:
-    """A frame that does not say how long its content is."""
+    """Return a frame that does not state the length of its content."""
     stream = zstandard.ZstdCompressor(**options).compressobj()
     return stream.compress(data) + stream.flush()
 
@@ -186,7 +186,7 @@ def test_a_negative_threshold_is_refused() -> None:
 
 
 def frames(data: bytes) -> list[tuple[bytes, int]]:
-    """A body as raymq and as Java's streams compress it, with the sys flags."""
+    """Return a body as raymq and as Java's streams compress it, with the sys flags."""
     stream = zstandard.ZstdCompressor(write_checksum=True).compressobj()
     linked = lz4.frame.compress(data, block_linked=True, content_checksum=True)
     return [

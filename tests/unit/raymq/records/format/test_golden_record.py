@@ -35,7 +35,7 @@ RECORD_8 = bytes.fromhex(
 
 
 def stored(*, born_ip: str = "127.0.0.1", append_prop_crc: bool = False) -> bytes:
-    """Fact 8's record, encoded and stamped, with the option of the test."""
+    """Return fact 8's record, encoded and stamped, with the option of the test."""
     batch = encode_batch(
         [Message("T", b"hi", tags="A")],
         0,

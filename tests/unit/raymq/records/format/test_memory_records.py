@@ -95,7 +95,7 @@ def test_a_damaged_message_that_failed_stays_a_damaged_one():
 
 
 def fetched(count: int, damage: dict[int, Callable[[bytearray, int], None]], first: int = 40) -> LocatedRecords:
-    """A fetch of `count` records from queue offset 40 on, with damage to some of them."""
+    """Return a fetch of `count` records from queue offset 40 on, with damage to some of them."""
     located = stored([b"%06d" % number * (1 + number % 3) for number in range(count)])
     data = bytearray(located.data)
     for row, change in damage.items():
@@ -117,7 +117,7 @@ def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, 
 
 
 def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
-    """Of 20 messages the even ones were wanted, and two of these are damaged."""
+    """Of 20 messages the fetch wanted the even ones, and two of these are damaged."""
     located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
     data = bytearray(located.joined())
     size = int(located.sizes[0])

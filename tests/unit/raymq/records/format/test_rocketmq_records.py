@@ -20,7 +20,7 @@ STORES = ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"]
 
 
 def records(file: bytes) -> list[int]:
-    """The positions of the records in a commit-log file, as recovery finds them."""
+    """Return the positions of the records in a commit-log file, as recovery finds them."""
     starts = []
     position = 0
     while (check := check_record(file, position)).ok and not check.is_blank:

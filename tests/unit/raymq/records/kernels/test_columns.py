@@ -60,14 +60,14 @@ def stored(
 
 
 def foreign(properties: bytes, *, topic: bytes = b"orders", body: bytes = b"a body of some length") -> bytes:
-    """A record with the given bytes, as another writer may have left it."""
+    """Return a record with the given bytes, as another writer may have left it."""
     head = struct.pack(">iiiiqqiq8sq8siq", -626843481, body_crc(body), 5, 0, 1, 2, 0, 3, b"\1" * 8, 4, b"\2" * 8, 0, 0)
     rest = struct.pack(">i", len(body)) + body + bytes([len(topic)]) + topic + struct.pack(">h", len(properties))
     return struct.pack(">i", 4 + len(head) + len(rest) + len(properties)) + head + rest + properties
 
 
 def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = None) -> pa.RecordBatch:
-    """Decode both ways, both body types, and compare every value."""
+    """Decode in both ways, with both body types, and compare every value."""
     starts = record_starts(data) if starts is None else starts
     types: tuple[BodyType, ...] = ("binary", "large_binary", "binary_view")
     for body_type in types:
@@ -100,13 +100,13 @@ def assert_columns_are_the_rows(data: bytes, starts: NDArray[np.int64] | None = 
 
 @pytest.fixture(autouse=True, params=[1, 1 << 40], ids=["templates", "rows"])
 def rows_per_template(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test goes both ways: by templates, however few records share one, and without them."""
+    """Run every test in both ways: with templates, however few records share one, and without templates."""
     monkeypatch.setattr(raymq.records.kernels.templates, "_ROWS_PER_TEMPLATE", request.param)
 
 
 @pytest.fixture
 def fast_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when a test's rows leave the fast way."""
+    """Fail if a test's rows leave the fast path."""
 
     def refuse(*args: object) -> None:
         raise AssertionError("went row by row")
@@ -211,7 +211,7 @@ def test_rows_without_a_unique_id_are_known_by_their_place() -> None:
 
 @pytest.mark.usefixtures("fast_only")
 def test_the_last_separator_of_a_row_may_be_missing() -> None:
-    """RocketMQ 4.9 writes properties that way."""
+    """RocketMQ 4.9 writes properties in this way."""
     rows = [b"TAGS\x01a\x02n\x01v", b"", b"n\x01w\x02", b"KEYS\x01k1 k2", b"n\x01u"]
     assert_columns_are_the_rows(b"".join(map(foreign, rows)))
 
@@ -284,7 +284,7 @@ def test_a_damaged_header_makes_a_row_of_nulls_or_is_read_as_row_by_row() -> Non
 
 
 def assert_unreadable(data: bytes, start: int) -> str:
-    """One record cannot be read: its row has no body. Returns the reason."""
+    """Check that a single unreadable record gives a row without a body. Returns the reason."""
     starts = np.array([start])
     [row] = decode_columns(data, starts, broker_name="a", columns=["body", "error", "broker_name"]).to_pylist()
     assert (row["body"], row["broker_name"]) == (None, "a")

@@ -97,7 +97,7 @@ def test_properties_of_a_message_are_the_readers_own() -> None:
 
 
 class Buffer(np.ndarray):
-    """An array that weak references can be made to."""
+    """An array that supports weak references."""
 
 
 @pytest.mark.parametrize("keep", [copy.copy, copy.deepcopy, lambda m: pickle.loads(cloudpickle.dumps(m))])

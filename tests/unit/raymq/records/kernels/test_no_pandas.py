@@ -1,6 +1,6 @@
-"""Sending and reading tables imports no pandas, which Arrow would load, where it is installed, for a second and more.
+"""Sending and reading tables imports no pandas, which Arrow would load, if installed, for a second and more.
 
-Each part runs in an interpreter of its own, for which a package named pandas raises as soon as it is imported.
+Each part runs in an interpreter of its own, in which any import of a package named pandas raises an error.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ for tags in (frozenset(), frozenset({"tag1"})):
 
 
 def run(program: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `program` in an interpreter that ends with status 3 when it imports pandas."""
+    """Run `program` in an interpreter that exits with status 3 if it imports pandas."""
     (directory / "pandas").mkdir()
     (directory / "pandas" / "__init__.py").write_text("import os, traceback; traceback.print_stack(); os._exit(3)")
     path = os.pathsep.join([str(directory), os.getcwd()])

@@ -32,8 +32,10 @@ ZLIB, LZ4, ZSTD = 0x301, 0x101, 0x201
 
 
 def stored(bodies: list[bytes], lies: dict[int, int] | None = None, *, sealed: bool = False) -> LocatedRecords:
-    """Records of these bodies at queue offsets from 40 on. `lies`: sys flags of bodies that claim to be compressed.
-    `sealed`: the records have a property CRC."""
+    """Return records of these bodies at queue offsets from 40 on.
+
+    `lies`: sys flags of bodies that claim to be compressed. `sealed`: the records have a property CRC.
+    """
     messages = [Message("orders", body, tags=f"t{number}") for number, body in enumerate(bodies)]
     ids = [f"{index:032X}" for index in range(len(bodies))]
     born = {"born_host": ("10.0.0.1", 4711), "born_timestamp_ms": 1700000000000}
@@ -70,7 +72,10 @@ def flip(offset: int) -> Callable[[bytearray, int], None]:
 
 
 def check(located: LocatedRecords, bad: dict[int, bool], bodies: list[bytes]) -> None:
-    """Read the records as messages and as columns: all rows but `bad` are intact; True: the record is damaged."""
+    """Read the records as messages and as columns. All rows except `bad` must be intact.
+
+    A value True in `bad` means that the record is damaged.
+    """
     places = RecordPlaces.of(QUEUE, located)
     told: list[BodyUnreadableError] = []
     messages = read_messages(located.data, located.starts, broker_name="a", places=places, on_unreadable=told.append)
@@ -119,13 +124,13 @@ def check(located: LocatedRecords, bad: dict[int, bool], bodies: list[bytes]) ->
 
 
 def stream(size: int) -> bytes:
-    """A Zstandard frame of `size` zeros, whose header does not say so."""
+    """Return a Zstandard frame of `size` zeros, whose header does not state the size."""
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return b"".join(compressor.compress(bytes(1 << 20)) for _ in range(size >> 20)) + compressor.flush()
 
 
 def header_of_4_gib() -> bytes:
-    """A Zstandard frame that declares 4 GiB of content, and has less."""
+    """Return a Zstandard frame that declares 4 GiB of content, and has less."""
     frame = zstandard.ZstdCompressor(level=19).compressobj(size=4 << 30)
     return frame.compress(bytes(1 << 20)) + frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
@@ -188,7 +193,7 @@ def test_a_flipped_bit_is_its_own_message_s_trouble(count: int, field: str, row:
 
 @pytest.mark.parametrize("count", [FEW_RECORDS, 70])
 def test_a_property_crc_finds_a_flipped_bit_of_any_byte(count: int) -> None:
-    """The body has a CRC of its own: a message whose body alone is damaged keeps its other fields."""
+    """The body has its own CRC: a message whose body alone is damaged keeps its other fields."""
     bodies = [b"%06d" % number for number in range(count)]
     located = stored(bodies, sealed=True)
     check(located, {}, bodies)
@@ -208,7 +213,7 @@ def test_all_messages_may_be_unreadable(count: int) -> None:
 
 
 def test_intact_messages_are_always_delivered_in_order_and_once() -> None:
-    """Any bits of some records are flipped; the other records, and the places of all, are as stored."""
+    """Flips any bits of some records; the other records, and the places of all, stay as stored."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     chance = random.Random(seed)

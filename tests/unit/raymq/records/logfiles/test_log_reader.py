@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[5]
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """A stopped store: 250 messages in queue 0, alternating with queue 1 over two log files."""
+    """Write a stopped store: 250 messages in queue 0, alternating with queue 1 over two log files."""
     store = open_store(tmp_path / "store")
     for index in range(25):
         store.append([make_batch([b"%d" % index + b"x" * 100] * 10, tags="even" if index % 2 == 0 else "odd")])
@@ -56,7 +56,7 @@ def test_of_a_queues_file_no_more_is_read_than_is_looked_at(root, reader):
 
 
 def map_flags(path: Path) -> set[str]:
-    """The kernel's flags of this process's map of a file: `rr` is MADV_RANDOM."""
+    """Return the kernel's flags of this process's map of a file: `rr` is MADV_RANDOM."""
     is_wanted = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if line.startswith("VmFlags:") and is_wanted:
@@ -135,7 +135,7 @@ def test_fetch_does_not_look_behind_the_end_it_is_given(reader):
 
 
 def found(reader: LogReader, request: FetchRequest, end: int, max_bytes: int = 1 << 30) -> tuple[list[bytes], int]:
-    """The records that `find` says, one by one."""
+    """Return the records of `find`, one by one."""
     parts, next_offset = reader.find(request, end, max_bytes)
     records = []
     for part in parts:
@@ -197,7 +197,7 @@ def offset_in_log(record: bytes) -> int:
 
 
 def test_a_unit_that_leads_to_an_extension_passes_every_tag(reader, root):
-    """RocketMQ put the address where the tag's code would be; the low half of it may be any tag's."""
+    """RocketMQ puts the address where the tag's code would be; its low half may equal any tag's code."""
     path = root / "consumequeue" / "orders" / "0" / "00000000000000000000"
     data = bytearray(path.read_bytes())
     for unit, code in ((3, -(2**63) + 22), (5, -(2**31) - 1), (7, -(2**31))):

@@ -16,7 +16,8 @@ FILE_UNITS = 1000
 
 
 class Units:
-    """A reader of one queue with records of these sizes, in files of FILE_UNITS units; `first` is the first kept."""
+    """Return a reader of one queue with records of these sizes, in files of FILE_UNITS units. `first`: first kept
+    offset."""
 
     def __init__(self, sizes: NDArray[np.int64], first: int = 0) -> None:
         self._units = np.zeros(len(sizes), UNIT_DTYPE)

@@ -45,7 +45,7 @@ PUB, SUB = (Action.PUB,), (Action.SUB,)
 
 
 def state_of(accounts: Acl1) -> AuthState:
-    """As `read_users_file` makes it, without the time that deriving keys takes."""
+    """Convert as `read_users_file` does, without the time for deriving keys."""
     state = NO_USERS
     for one in accounts.accounts:
         kind = UserType.SUPER if one.is_super else UserType.NORMAL
@@ -187,7 +187,7 @@ def test_the_file_of_users_that_is_made_of_it_decides_alike(tmp_path: Path) -> N
 
 
 def acl1_allows(account: Account, perm: Perm, resource: Resource) -> bool:
-    """ACL 1.0's check, 6 to 10 (spec/features.md §7.3), of one resource."""
+    """Check one resource by steps 6 to 10 of ACL 1.0's check (spec/features.md §7.3)."""
     if perm is Perm.PUB and resource.name == TRACE_TOPIC and resource.type is ResourceType.TOPIC:
         return True
     if account.is_admin and not account.own:

@@ -138,7 +138,8 @@ NEEDS = st.builds(
 
 
 def model(entries: list[Entry], wanted: Need, address: str) -> bool:
-    """The rules of the specification, step by step: narrow down the entries, from the closest kind to the farthest."""
+    """Apply the rules of the specification step by step: narrow down the entries, from the closest kind to the
+    farthest."""
 
     def applies(entry: Entry) -> bool:
         text = str(entry.resource)

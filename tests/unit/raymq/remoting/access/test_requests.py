@@ -94,7 +94,7 @@ def test_what_a_call_needs(method: str, arguments: tuple[object, ...], expected:
 
 
 def waiting(topic: str, *messages: Message) -> EncodedBatch:
-    """Messages as a producer sends them to a topic in which they wait."""
+    """Return messages as a producer sends them to a topic in which they wait."""
     return encode_batch(
         messages,
         0,

@@ -49,7 +49,7 @@ def test_of_several_requests_under_way_each_gets_its_answer(server, way):
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def way(request, monkeypatch, tmp_path):
-    """The options of a server and of its clients, for each way between them."""
+    """Return the options of a server and of its clients, for each way between them."""
     if request.param == "unix":
         return {}, {}
     if request.param == "tcp":
@@ -433,7 +433,7 @@ def test_a_call_under_way_when_the_server_is_closed_fails_and_a_late_answer_is_d
 
 
 def test_a_stopped_server_does_not_hang_its_clients():
-    """A stopped process still accepts, because its backlog does, and never answers."""
+    """A stopped process still accepts connections, because its backlog does, and never answers."""
     name = f"\0raymq-test-stopped-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(name)
@@ -506,7 +506,7 @@ def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(mon
 
 
 def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
-    """More than are authenticated at a time and wait to be accepted, and all say nothing."""
+    """More connections than authenticate at a time and wait to be accepted, all of them silent."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
     server._doors[0].listener.listen(32)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]
@@ -527,7 +527,7 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
 
 
 def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
-    """Send a byte now and then, as if more were to come, on every socket that is still open."""
+    """Send a byte now and then on every open socket, as if more bytes would follow."""
     for stream in streams:
         stream.setblocking(False)
     parts = iter(handshake.make_hello() + bytes(20))
@@ -553,7 +553,7 @@ def is_dropped(stream: socket.socket) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 def test_a_process_of_another_user_is_turned_away():
-    """It is closed without an answer: not even the hello is sent."""
+    """The connection is closed without an answer: not even the hello is sent."""
     server = echo_server()
     script = (
         "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
@@ -616,7 +616,7 @@ def test_large_frames_wait_for_their_turn_and_all_come_through(monkeypatch, way)
 
 
 def half_a_frame(opened: Lane, size: int) -> None:
-    """Send the beginning of a large frame, and no more of it."""
+    """Send only the beginning of a large frame."""
     opened._stream.sendall(pack_header(size, ECHO, 0, 0, 99, checked=opened._checked) + bytes(70_000))
 
 

@@ -16,7 +16,7 @@ SEND = "raymq_send_cost_time_milliseconds"
 
 
 class Scene:
-    """Figures with a clock and a Ray cluster of the test's."""
+    """Figures with a clock and a Ray cluster that the test sets."""
 
     def __init__(self, ray_metrics):
         self.ray, self.now_s, self.worker = ray_metrics, 100.0, "w1"

@@ -44,7 +44,7 @@ def message_ext(**changes: Any) -> MessageExt:
 
 
 def records_of(context: TraceContext) -> list[TraceRecord]:
-    """The records of a context, whose keys are the ones of each record."""
+    """Return the records of a context, whose keys are the keys of each record."""
     found = []
     for text, keys in context.lines():
         records, unreadable = decode_records(text)

@@ -33,7 +33,7 @@ class Lines:
 
 
 class Kept:
-    """A producer that keeps what is sent, and fails while `error` is set."""
+    """A producer that keeps sent messages, and fails while `error` is set."""
 
     def __init__(self) -> None:
         self.sent: list[SystemMessage] = []

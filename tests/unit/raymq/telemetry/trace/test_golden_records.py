@@ -81,7 +81,7 @@ def test_122_end_transaction() -> None:
 
 
 def test_123_empty_keys_at_the_end_are_never_written_and_can_be_read() -> None:
-    """RocketMQ's reader fails on them: ours writes a word in their place, and counts fields right."""
+    """RocketMQ's reader fails on such records. raymq writes a word in their place, and counts fields correctly."""
     [record], unreadable = decode_records(text_of("SubBefore^1^R^cg^REQ^ID1^2^$"))
     assert (record, unreadable) == (SubBefore(1, "R", "cg", "REQ", "ID1", 2, ""), 0)
     assert shown(encode_records([record])) == "SubBefore^1^R^cg^REQ^ID1^2^null$"

@@ -32,7 +32,7 @@ TRACE_ID = int("0af7651916cd43dd8448eb211c80319c", 16)
 
 
 class Seen:
-    """A tracer of a test, and the spans that have ended."""
+    """A tracer of a test, and the finished spans."""
 
     def __init__(self, **how: Any) -> None:
         self._exporter = InMemorySpanExporter()
@@ -60,7 +60,7 @@ def make() -> Iterator[Any]:
 
 
 def properties_of(store: FakeStore) -> list[dict[str, str]]:
-    """The user's properties of all messages that a store has got."""
+    """Return the user's properties of all messages that a store received."""
     return [dict(message.properties) for message in store.messages()]
 
 
@@ -186,7 +186,7 @@ def test_a_poll_is_a_span_with_links(seen: Seen) -> None:
 
 
 def consume(seen: Seen, listener: Any, call: Any) -> None:
-    """Have a listener called as a Listener actor does."""
+    """Call a listener as a Listener actor does."""
     pool = ConsumePool(listener, threads=1, timeout_s=WAIT_S, group="g", hooks=[SpanHook(seen.spans)])
     request = ConsumeRequest([call], [0], None, topic="orders", of_lists=isinstance(call, list))
     pool.submit(request)

@@ -130,7 +130,7 @@ def test_names_that_commands_saw_are_candidates_where_such_a_name_is_wanted(tmp_
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch) -> Path:
-    """The file of names, which is not there yet."""
+    """The file of names, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return known_names.names_file()
 

@@ -17,7 +17,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Consumer:
-    """Holds a queue from the end of its second poll on; `lines` come with the third, or never."""
+    """Holds a queue from the end of its second poll on. The third poll returns `lines`, or no poll does."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

@@ -14,7 +14,7 @@ from raymq.tools.cli.terminal.number_type import NumberType, RateType
 
 
 def parameters(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Parameter]]:
-    """The options and arguments of all commands, with the words of the command."""
+    """Return the options and arguments of all commands, with the words of the command."""
     for parameter in command.params:
         yield " ".join(path), parameter
     if isinstance(command, click.Group):

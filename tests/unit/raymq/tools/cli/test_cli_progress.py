@@ -21,7 +21,7 @@ from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
-"""Enough for a bar, where a line is printed for each."""
+"""Enough messages for a bar if each prints a line."""
 
 
 class Producer:
@@ -40,7 +40,7 @@ class Producer:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
-    """A standard error that is a terminal; everything shown is kept."""
+    """A standard error that is a terminal, and keeps all output."""
     shown = StringIO()
     console = Console(force_terminal=True, color_system=None, width=100, file=shown, markup=False, emoji=False)
     monkeypatch.setattr(progress, "err", console)
@@ -99,7 +99,7 @@ def test_a_step_is_shown_literally(terminal: StringIO) -> None:
 
 
 def shown_steps(*texts: str) -> list[tuple[str, bool]]:
-    """The steps that are seen after these have begun, and if they are done."""
+    """Return the steps that are visible after these have begun, and whether they are done."""
     bar = Progress(disable=True)
     steps = progress.Steps(bar)
     for text in texts:

@@ -14,7 +14,7 @@ from tests.support.clients.fakes import connect_commands
 
 
 class Consumer:
-    """Receives two messages, and notes what is called."""
+    """Receives two messages, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []

@@ -28,7 +28,7 @@ from raymq.tools.cli.cluster.top_figures import GroupRates, Reading, figures_bet
 from raymq.tools.cli.terminal import command
 
 REPOSITORY = Path(raymq.__file__).parents[1]
-"""Not found by this file's own path: `Terminal` runs a copy of this file in a temporary folder."""
+"""Not derived from this file's own path: `Terminal` runs a copy of this file in a temporary folder."""
 PAIR = ("billing", "orders")
 
 
@@ -80,7 +80,7 @@ def test_rows_are_sorted_by_any_column_the_largest_first():
 
 @contextmanager
 def client(address: str | None) -> Iterator[Any]:
-    """A client whose brokers take 50 messages more between two readings, and one broker that is silent."""
+    """A client whose brokers receive 50 more messages between two readings, and one silent broker."""
     looks = iter(range(1_000_000))
     admin = SimpleNamespace(
         readings=lambda: {"broker-a": broker(50 * next(looks), lag=3, behind_ms=65_000), "broker-b": None}
@@ -142,7 +142,7 @@ class Terminal:
         self.shown = ""
 
     def wait_for(self, pattern: str) -> None:
-        """Read until what is shown from now on matches."""
+        """Read until the following output matches."""
         start, deadline_s = len(self.shown), time.monotonic() + 60
         while not re.search(pattern, self.shown[start:], re.DOTALL):
             ready, _, _ = select.select([self._ours], [], [], max(deadline_s - time.monotonic(), 0))
@@ -153,7 +153,7 @@ class Terminal:
         os.write(self._ours, key.encode())
 
     def end(self) -> int:
-        """Read to the end; returns the exit code."""
+        """Read to the end. Returns the exit code."""
         while self.process.poll() is None:
             if select.select([self._ours], [], [], 0.1)[0]:
                 self.shown += os.read(self._ours, 65536).decode(errors="replace")
@@ -162,7 +162,7 @@ class Terminal:
         return self.process.returncode
 
     def is_as_before(self) -> bool:
-        """True if keys are echoed and lines edited as before, and the ordinary screen with its cursor is back."""
+        """Return whether keys are echoed and lines edited as before, and the ordinary screen has its cursor back."""
         screens, cursors = re.findall(r"\x1b\[\?1049([hl])", self.shown), re.findall(r"\x1b\[\?25([hl])", self.shown)
         return termios.tcgetattr(self._its) == self.before and (screens[-1], cursors[-1]) == ("l", "h")
 

@@ -35,7 +35,7 @@ class Values:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, admin: Any, *words: str) -> Result:
-    """One command, whose client has this admin."""
+    """Run one command, whose client has this admin."""
     connect_commands(monkeypatch, SimpleNamespace(admin=admin))
     return CliRunner().invoke(cli.cli, list(words))
 

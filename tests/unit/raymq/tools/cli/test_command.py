@@ -21,7 +21,7 @@ EVENTS: list[str] = []
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> click.Group:
-    """A group of commands whose client notes when it is opened, used and closed."""
+    """Return a group of commands whose client records when it is opened, used and closed."""
     EVENTS.clear()
 
     @contextmanager

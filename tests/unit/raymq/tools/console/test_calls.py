@@ -75,7 +75,7 @@ def test_too_many_calls_are_refused_at_once():
 
 
 class Clock:
-    """A time that tests set."""
+    """A clock that tests set."""
 
     now_s = 100.0
 

@@ -73,7 +73,7 @@ def test_files_have_an_error_in_place_of_a_body(admin: AsgiClient, messages, dam
 
 
 def test_a_page_of_bombs_costs_a_few_bytes_of_each(admin: AsgiClient, cluster: FakeCluster, tmp_path):
-    """200 messages of 300 bytes claim 4 MiB each, and are legal."""
+    """200 messages of 300 bytes claim 4 MiB each, which is legal."""
     bomb = compress(bytes(4 << 20), CompressionType.ZSTD)
     with damaged_topic(tmp_path / "store", lying=False, flipped=()) as topic:
         topic.store.append([lying_batch([(bomb, 0x201)] * 200)])

@@ -21,7 +21,7 @@ from tests.support.console.logged_in import ADMIN_TOKEN, VIEWER_TOKEN, console_a
 
 
 def addresses(method: str) -> list[str]:
-    """All addresses of the console that take a method, with names in the place of parameters."""
+    """Return all addresses of the console for a method, with names in place of parameters."""
     routes = [route for route in console_routes() if isinstance(route, Route)]
     assert len(routes) > 20
     names = {"topic": "orders", "group": "billing"}

@@ -89,7 +89,7 @@ def test_a_group_without_dead_letters_has_no_topic_for_them(admin: AsgiClient, c
 
 @pytest.fixture
 def shy(cluster: FakeCluster) -> Any:
-    """A viewer of a console that hides bodies; every body is SECRET."""
+    """Return a viewer of a console that hides bodies. Every body is SECRET."""
     secret = fake_message("orders", SECRET, queue_offset=3)
     cluster.messages["orders"] = [secret]
     cluster.letters["billing"] = [DeadLetter(secret, "orders", False)]

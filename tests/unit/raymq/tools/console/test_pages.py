@@ -29,7 +29,7 @@ def notices(answer: Answer) -> list[str]:
 
 
 def after(client: AsgiClient, answer: Answer) -> Answer:
-    """The page that an answer leads to."""
+    """Return the page that an answer redirects to."""
     assert answer.status == 303, answer.text
     return client.get(answer.headers["location"])
 

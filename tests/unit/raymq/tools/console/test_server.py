@@ -13,7 +13,7 @@ WAIT_S = 30.0
 
 
 def read_until(answer: http.client.HTTPResponse, wanted: bytes) -> None:
-    """Read lines up to one that begins so. Fails at the end of the stream."""
+    """Read lines up to one with this beginning. Fails at the end of the stream."""
     while not (line := answer.readline()).startswith(wanted):
         assert line, f"the stream ended before {wanted!r}"
 

@@ -13,7 +13,8 @@ from raymq.tools.console.security.tokens import ray_token_check, read_token, rol
 
 
 def test_rays_own_check_is_still_where_the_console_looks_for_it():
-    """It is not public. Where it is gone the console compares with the token's file, which this test would show."""
+    """Ray's function is not public. If it is gone, the console compares with the token's file, which this test would
+    show."""
     module = import_module("ray._private.authentication.authentication_utils")
     assert callable(module.validate_request_token)
 

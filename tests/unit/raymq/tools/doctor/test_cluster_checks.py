@@ -69,7 +69,7 @@ def findings(snapshot: DoctorSnapshot) -> dict[str, Finding]:
 
 
 def status(*path: Any, **changes: Any) -> ClusterFacts:
-    """The cluster with fields changed in a part of its status."""
+    """Return the cluster with changed fields in a part of its status."""
     whole = deepcopy(STATUS)
     part = whole
     for key in path:

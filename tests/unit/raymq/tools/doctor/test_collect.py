@@ -41,7 +41,7 @@ def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path
 
 
 def test_a_directory_in_which_no_file_can_be_made_is_named_with_the_reason():
-    """Root may write everywhere but here."""
+    """Root may write everywhere except here."""
     assert collect_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
 
 
@@ -102,7 +102,7 @@ def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
 
 
 def test_this_ray_tells_its_health_checks():
-    """Ray's class is private: where it has moved, the check says that Ray does not tell."""
+    """Ray's class is private. If it has moved, the check reports that Ray does not say."""
     assert health_checks() is not None
 
 
@@ -133,7 +133,7 @@ def test_a_group_that_has_committed_nothing_has_no_slowest_topic():
 
 @contextmanager
 def serving(body: bytes) -> Iterator[int]:
-    """An HTTP server on a free port that answers everything with `body`."""
+    """Run an HTTP server on a free port that answers every request with `body`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -142,7 +142,7 @@ def serving(body: bytes) -> Iterator[int]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -31,7 +31,7 @@ WELL = MachineFacts(
 
 
 def findings(machine: MachineFacts, **more: object) -> dict[str, Finding]:
-    """The findings about a machine by check; there is one of each."""
+    """Return the findings about a machine by check; each check has one finding."""
     found = run_checks(MACHINE_CHECKS, replace(DoctorSnapshot(machine), **more))  # type: ignore[arg-type]  # by name
     assert len({one.check for one in found}) == len(found)
     return {one.check: one for one in found}

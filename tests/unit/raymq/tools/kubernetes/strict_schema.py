@@ -1,7 +1,7 @@
-"""A strict schema of the objects that raymq makes for Kubernetes: only the fields that are used, and no others.
+"""A strict schema of the objects that raymq makes for Kubernetes: only the used fields, and no others.
 
-Written by hand after KubeRay's v1 types and Kubernetes' own; KubeRay's definition is half a megabyte and takes any
-field of a pod. A field that is misspelt, at the wrong level or of the wrong type is found.
+The schema is written by hand after KubeRay's v1 types and Kubernetes' own. KubeRay's definition is half a megabyte and
+takes any field of a pod. The strict schema finds a field that is misspelt, at the wrong level or of the wrong type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUANTITY: dict[str, Any] = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi|Ti)?$"
 
 
 def strict(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    """An object with these fields and no other."""
+    """Return the schema of an object with these fields and no other."""
     return {
         "type": "object",
         "properties": {**required, **optional},

@@ -1,5 +1,7 @@
-"""The files for Kubernetes: those in k8s/ are what `raymq k8s render` writes, each object is well-formed, and all
-names, ports, paths and settings agree with each other and with the code."""
+"""The files for Kubernetes in k8s/ are the output of `raymq k8s render`, and each object is well-formed.
+
+All names, ports, paths and settings agree with each other and with the code.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def of_kind(shape: ClusterShape, kind: str) -> list[dict[str, Any]]:
 
 
 def groups(shape: ClusterShape) -> list[dict[str, Any]]:
-    """All groups of pods: the head's, the stores', the one for computing."""
+    """Return all groups of pods: the head's, the stores', the one for computing."""
     [cluster] = of_kind(shape, "RayCluster")
     return [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
 

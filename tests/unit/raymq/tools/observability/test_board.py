@@ -59,7 +59,7 @@ def test_every_chart_says_what_it_shows_in_which_unit():
 
 
 def test_a_title_fits_above_its_chart():
-    """A chart has a third of the dashboard's width. Grafana cuts longer titles off."""
+    """A chart has a third of the dashboard's width. Grafana truncates longer titles."""
     assert [chart["title"] for chart in panels() if len(chart["title"]) > 48] == []
 
 

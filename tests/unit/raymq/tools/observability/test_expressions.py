@@ -38,7 +38,7 @@ def test_a_name_or_label_that_nobody_reports_is_found(expression, fault):
 
 
 def test_every_instrument_is_on_the_board():
-    """A series of each is in an expression: figures that nobody can see are not worth their cost."""
+    """An expression uses a series of each instrument: invisible figures are not worth their cost."""
     text = "\n".join(BOARD)
     unseen = {
         name for name in INSTRUMENTS if not any(f"{exposed}{{" in text for exposed in exposed_names(INSTRUMENTS[name]))

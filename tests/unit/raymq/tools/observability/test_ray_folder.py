@@ -32,7 +32,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_dashboard(session: Path) -> None:
-    """Have Ray's own code write its files for Grafana, as its dashboard does when it starts."""
+    """Make Ray's own code write its files for Grafana, as its dashboard does at its start."""
     config = SimpleNamespace(session_dir=str(session), temp_dir=str(session.parent), session_name=session.name)
     MetricsHead(config)._create_default_grafana_configs()
 

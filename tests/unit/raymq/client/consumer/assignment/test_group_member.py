@@ -67,7 +67,7 @@ class Scene:
         self.beats()
 
     def beats(self, count: int = 2) -> None:
-        """Wait for so many more heartbeats."""
+        """Wait for `count` more heartbeats."""
         target = len(self.group.heard) + count
         eventually(lambda: len(self.group.heard) >= target, "heartbeats", WAIT_S)
 

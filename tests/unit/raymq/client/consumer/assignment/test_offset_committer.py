@@ -26,7 +26,7 @@ AWAY = ServiceNotAvailableError("restarting")
 
 
 class Broker:
-    """A broker group that notes what it is asked."""
+    """A broker group that records its calls."""
 
     def __init__(self) -> None:
         self.prepared = 0
@@ -128,7 +128,7 @@ class Scene:
         self.committer.wake()
 
     def commits(self, name: str, *commits: dict[MessageQueue, int | None]) -> None:
-        """Wait until a broker has had exactly these commits."""
+        """Wait until a broker has received exactly these commits."""
         eventually(lambda: self.brokers[name].commits == list(commits), f"{commits} at {name}", WAIT_S)
 
 

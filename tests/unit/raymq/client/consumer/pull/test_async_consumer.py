@@ -1,5 +1,7 @@
-"""The async pull consumer: cancellation, a loop that is never blocked, threads. Everything it shares with its blocking
-twin is in test_consumer."""
+"""The asyncio pull consumer: cancellation, a loop that never blocks, threads.
+
+test_consumer.py covers everything that the consumer shares with its blocking twin.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def store(tmp_path, no_flushes):
 
 @pytest.fixture
 def engine(offsets, store, commits):
-    """An engine for an async consumer; closed at the end."""
+    """Yield an engine for an asyncio consumer, which is closed at the end."""
     storage = SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
         reader=lambda: None,
@@ -98,7 +100,7 @@ async def turn() -> None:
 
 
 async def all_idle(consumer: AsyncPullConsumer) -> None:
-    """Wait until no thread for calls has anything to do."""
+    """Wait until all threads for calls are idle."""
     calls = consumer._calls
     while calls._work_queue.qsize() or calls._idle_semaphore._value < len(calls._threads):
         await asyncio.sleep(0.001)

@@ -80,7 +80,7 @@ def loop():
 
 @pytest.fixture(params=["here", "elsewhere"])
 def storage(request, store):
-    """The client of the storage actor, which is on the consumers' node or on another one."""
+    """Yield the client of the storage actor, which is on the consumers' node or on another one."""
     storage = MappedStorage(store)
     if request.param == "elsewhere":
         storage.reader = lambda: None
@@ -116,7 +116,7 @@ def consume(request, group, storage, routes, loop, commits):
 
 
 def poll(consumer, count: int = 1, max_messages: int = 500) -> list[bytes]:
-    """The bodies of `count` messages; polls until they are there."""
+    """Poll until `count` messages have arrived. Returns their bodies."""
     bodies: list[bytes] = []
     while len(bodies) < count:
         messages = consumer.poll(max_messages, timeout_s=WAIT_S)
@@ -275,7 +275,7 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
 def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go_on(
     consume, store, tmp_path, monkeypatch
 ):
-    """An old file of the log is cut short under the running store, as by somebody who moves files about."""
+    """An old file of the log is truncated under the running store, as by a user who moves files."""
     monkeypatch.setattr(fetcher, "LOSS_PAUSE_S", 0.01, raising=False)
     store.append([make_batch([b"%d" % number + b"." * 1000 for number in range(5, 105)])])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"

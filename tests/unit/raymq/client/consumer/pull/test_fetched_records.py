@@ -30,7 +30,7 @@ QUEUE = MessageQueue("orders", "a", 0)
 
 @pytest.fixture
 def fetched(tmp_path, no_flushes) -> FetchedRecords:
-    """Ten messages at offsets 0 to 9, the last with the tag BBBB; behind them the queue stands at 12."""
+    """Return ten messages at offsets 0 to 9, the last with the tag BBBB. The queue continues at 12."""
     store = open_store(tmp_path / "store")
     store.append([make_batch([b"body-%d" % number for number in range(9)]), make_batch([b"body-9"], tags="BBBB")])
     [result] = store.fetch([FetchRequest("orders", 0, 0, 100)], max_bytes=1 << 20, wait_s=0.0)

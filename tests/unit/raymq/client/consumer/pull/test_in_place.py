@@ -28,7 +28,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Offsets:
-    """The group's offsets: every queue begins at 0, and everything can be committed."""
+    """The group's offsets: every queue begins at 0, and every commit succeeds."""
 
     def ensure_group(self, broker_name, timeout_s=20.0) -> None:
         pass
@@ -63,7 +63,7 @@ def routes():
 
 @pytest.fixture
 def consume(monkeypatch, storages, routes, commits):
-    """Makes consumers of chosen queues."""
+    """Yield a maker of consumers of chosen queues."""
     monkeypatch.setattr(pull_engine, "GroupOffsets", lambda name: Offsets())
     monkeypatch.setattr(fetcher, "FETCH_LONG_POLL_S", 0.02)
     monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 0.02)
@@ -90,7 +90,7 @@ def consume(monkeypatch, storages, routes, commits):
 
 
 def poll(consumer: PullConsumer, count: int, max_messages: int = 500) -> list[bytes]:
-    """The bodies of `count` messages; polls until they are there."""
+    """Poll until `count` messages have arrived. Returns their bodies."""
     bodies: list[bytes] = []
     while len(bodies) < count:
         messages = consumer.poll(max_messages, timeout_s=WAIT_S)
@@ -198,7 +198,7 @@ def test_without_a_watch_the_queue_is_fetched_until_one_can_be_opened(consume, s
 
 
 def test_a_store_that_refuses_to_tell_is_not_asked_without_pause(consume, store, storages, monkeypatch):
-    """As a replica that may not show anything now: its watch opens, and each answer is an error."""
+    """The store behaves like a replica that may not show anything now: its watch opens, and each answer is an error."""
     monkeypatch.setattr(in_place, "OPEN_AGAIN_AFTER_S", 3600.0)
     storage = here(storages)
     opened = storage.open_watch
@@ -333,7 +333,7 @@ def test_a_queue_with_more_than_a_poll_takes_does_not_hide_the_others(consume, s
 
 
 def test_a_queue_of_inner_batches_is_fetched_and_looked_for_in_the_files_once(consume, store, storages, monkeypatch):
-    """Its records hold many messages each, and have no units; the store splits them."""
+    """Its records hold many messages each, and have no units; the store splits the records."""
     looks = []
 
     def lacks(request, end, max_bytes):
@@ -390,7 +390,7 @@ def test_closing_ends_a_poll_and_the_watch(consume, storages):
 
 
 def test_a_file_that_is_gone_is_found_out_by_a_fetch_and_the_rest_is_read_in_place(consume, store, storages, tmp_path):
-    """The file comes back: as when somebody has moved it away for a while."""
+    """The file returns, as if a user had moved it away for a while."""
     consumer = consume(Q0)
     poll(consumer, 2, max_messages=2)
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -438,7 +438,7 @@ def poll_into(found: list[bytes], consumer: PullConsumer) -> None:
 
 
 def poll_through(consumer: PullConsumer) -> list[bytes]:
-    """The bodies of one poll; none if it raises that the predicate fails."""
+    """Return the bodies of one poll; none if the poll raises the predicate's failure."""
     try:
         return [message.body for message in consumer.poll(timeout_s=0.1)]
     except PredicateFailedError:

@@ -19,7 +19,7 @@ Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
 
 
 def make(*queues: MessageQueue, start: int = 0, **settings) -> SubscriptionState:
-    """A core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
+    """Return a core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
     core = SubscriptionState(PullSettings("billing", **settings), 0.0)
     core.subscribe(Subscription.parse("orders"))
     grant(core, *queues)
@@ -33,7 +33,7 @@ def start_all(core: SubscriptionState, start: int) -> None:
 
 
 def starting(core: SubscriptionState) -> dict[MessageQueue, int]:
-    """The queues to ask a start offset for, with the generation that granted each."""
+    """Return the queues without a start offset, with the generation that granted each."""
     return {assigned.queue: assigned.generation for assigned in core.starting()}
 
 
@@ -44,7 +44,7 @@ def grant(
 
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
-    """The fetch that is wanted of a queue finds these messages."""
+    """Let the pending fetch of a queue find these messages."""
     return fetch_run(core, queue, fetched_of(offsets, next_offset))
 
 
@@ -72,7 +72,7 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
-    """Commit what is finished; the brokers take it but for the refusals."""
+    """Commit finished messages. The brokers accept the commit except for the refusals."""
     return core.commit_answered(core.uncommitted(), CommitAnswer(**refusals))
 
 

@@ -56,7 +56,7 @@ def test_what_was_set_before_ends_the_next_wait_and_after_clear_no_more():
 
 
 def test_no_call_is_lost_between_clearing_and_waiting():
-    """One thread sets as often as it likes; the other must see the last of it."""
+    """One thread sets any number of times; the other must see the last time."""
     wakeup, count, seen = Wakeup(), 2000, 0
     told = [0]
 

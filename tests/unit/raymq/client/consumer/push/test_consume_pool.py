@@ -81,7 +81,7 @@ def request_of(*names: str, key: str | None = None, size: int = 1) -> ConsumeReq
 
 
 def wait(pool: ConsumePool, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
-    """Look after a pool as its owner does until a request is done, at most `wait_s`, and take a report about it."""
+    """Serve a pool as its owner does until a request is done, at most `wait_s`. Returns a report about the request."""
     until_s = time.monotonic() + wait_s
     while True:
         pool.renew_leases()

@@ -68,7 +68,7 @@ print("users_listeners" in sys.modules)
 
 @pytest.fixture
 def users(tmp_path, monkeypatch):
-    """A module of the user's, importable here and nowhere else."""
+    """Write a user's module that only this process can import."""
     (tmp_path / "users_listeners.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.syspath_prepend(str(tmp_path))
     import users_listeners
@@ -78,7 +78,7 @@ def users(tmp_path, monkeypatch):
 
 
 def run_elsewhere(payloads: list[bytes]) -> list[str]:
-    """The results of the shipped functions for 2 in a process that cannot import the user's module."""
+    """Return the results of the shipped functions for 2 in a process that cannot import the user's module."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=b"\n--\n".join(payloads), capture_output=True, cwd="/", check=False
     )

@@ -14,7 +14,7 @@ from raymq.remoting import actor_ref
 
 
 class Cluster:
-    """A Listener, which says where it is hosted, and Pull actors that answer or fail."""
+    """A Listener that returns where it is hosted, and Pull actors that answer or fail."""
 
     def __init__(self) -> None:
         self.places = ["pull-1"]

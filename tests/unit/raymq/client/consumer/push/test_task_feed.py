@@ -23,7 +23,7 @@ from tests.support.history.waiting import eventually
 
 @pytest.fixture
 def received(monkeypatch) -> list[object]:
-    """The notes of the listeners. They report when a task has ended, unless a test says otherwise."""
+    """The notes of the listeners. By default they report when a task has ended."""
     monkeypatch.setattr(module, "REPORT_S", WAIT_S)
     return []
 
@@ -36,14 +36,14 @@ def feed_of(handler, *, takes_batch=False, batch_max=1, tags="*", orderly=True, 
 
 
 def reports_of(feed: TaskFeed) -> dict[int, ConsumeReport]:
-    """The reports that are due now, by task."""
+    """Return the due reports, by task."""
     feed.look()
     feed.heard()
     return dict(feed.take_reports()[1])
 
 
 def report_about(feed: TaskFeed, number: int) -> ConsumeReport:
-    """The next report about a task."""
+    """Return the next report about a task."""
     return eventually(lambda: reports_of(feed).get(number), "a report", WAIT_S)
 
 
@@ -205,7 +205,7 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
 
 
 class Pull:
-    """A Pull actor: gives tasks, and loses some calls."""
+    """A Pull actor that returns tasks, and loses some calls."""
 
     def __init__(self, *tasks: ShippedTask) -> None:
         self.tasks = list(tasks)

@@ -76,7 +76,7 @@ def test_a_damaged_record_stands_for_itself(root):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_record_with_wrong_lengths_stands_for_itself(root, in_place):
-    """The places of the others come from the queue, not from a walk over the records."""
+    """The places of the other records come from the queue, not from a walk over the records."""
     path = root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[int(located(root, 0, 20).parts[0].starts[7]) + BODY_SIZE_OFFSET] ^= 1

@@ -11,7 +11,7 @@ from tests.support.console.fake_cluster import fake_message
 
 
 def words_in_a_shell(command: str) -> list[str]:
-    """The words of a command as a shell sees them."""
+    """Return the words of a command as a shell sees them."""
     answer = subprocess.run(["/bin/sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, timeout=60)
     return answer.stdout.decode().split("\0")[:-1]
 

@@ -50,7 +50,7 @@ def test_an_error_ends_it_and_is_its_outcome() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Replays of `held` end when it is set."""
+    """Replays of `held` end when the event is set."""
     gate = threading.Event()
     yield gate
     gate.set()

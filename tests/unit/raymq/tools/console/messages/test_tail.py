@@ -14,7 +14,7 @@ from raymq.tools.console.messages.tail import TAIL_WAITING_MAX, TailEvent, Tails
 
 
 class Topic:
-    """A topic that a test fills; counts its reads."""
+    """A topic that a test fills, and that counts its reads."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -43,7 +43,7 @@ def tails_of(topic: Topic, *, rate: int = 1_000_000, max_viewers: int = 20) -> T
 
 
 async def begun(viewer: Viewer) -> None:
-    """From now on the viewer is shown what arrives."""
+    """From now on the viewer sees arriving messages."""
     assert await next_event(viewer) == TailEvent((), 0, "")
 
 
