@@ -1,9 +1,9 @@
-"""The routes that a client has cached: fetched once, refreshed every 30 s and when a call shows that one is outdated.
+"""A client's cache of routes. A route is refreshed every 30 s, and when a call shows that it is outdated.
 
-A route that cannot be refreshed stays in use, so clients go on while NameServers are gone (spec/messaging.md §3.3).
-Nor does a route lose a broker to a NameServer that was restarted and has not heard of every broker yet: groups would
-share out fewer queues for a moment. The brokers that this NameServer does know are taken from it: one of them may have
-another master.
+A route that cannot be refreshed stays in use, so clients keep working without NameServers (spec/messaging.md §3.3). A
+restarted NameServer may not have heartbeats of every broker yet. A route keeps the brokers that such a NameServer
+lacks, because groups would otherwise share fewer queues for a moment; the NameServer's brokers replace the cached ones,
+because a broker group may have another master.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
-"""Age at which a route is refreshed."""
+"""The age, in seconds, at which a route is refreshed."""
 ASK_AGAIN_AFTER_S: Final = 2.0
-"""Time for which an outdated route serves after an attempt to refresh it has failed."""
+"""The time, in seconds, for which an outdated route is used after a refresh has failed."""
 ROUTE_CALL_TIMEOUT_S: Final = 5.0
-"""Bounds the calls to NameServers for one question; several NameServers share it."""
+"""Limits the calls to NameServers for one request; several NameServers share this time."""
 ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
-"""The least share of ROUTE_CALL_TIMEOUT_S that each NameServer has."""
+"""The least share of ROUTE_CALL_TIMEOUT_S for each NameServer."""
 ROUTES_PER_CALL: Final = 500
-"""The most routes that one call asks for."""
+"""The most routes that one call requests."""
 CREATE_TIMEOUT_S: Final = 15.0
-"""Bounds the call to one broker that creates a topic on its first use."""
+"""Limits the call to one broker that creates a topic on its first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
-"""Bounds a consumer's wait for a NameServer that knows if a topic exists."""
+"""Limits a consumer's wait for a NameServer that can tell if a topic exists."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""Queues per broker group that RocketMQ's producers ask for in a topic that they create by sending to it."""
+"""The queues per broker group that RocketMQ's producers request for a topic that a send creates."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Cached:
-    """A route; `invalidated`: it must be fetched again before it is used."""
+    """A cached route. If it is `invalidated`, it must be fetched again before its next use."""
 
     route: TopicRoute
     valid_until_s: float
@@ -53,7 +53,7 @@ class _Cached:
 
 
 class RouteCache:
-    """The routes one client knows. Thread-safe."""
+    """The cached routes of one client. Thread-safe."""
 
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
         self._nameservers = [ActorRef(str(name)) for name in nameservers]
@@ -63,11 +63,11 @@ class RouteCache:
         self._refreshing = False
 
     def get(self, topic: str) -> TopicRoute:
-        """The topic's route, at most 30 s old or being refreshed while NameServers answer.
+        """Return the topic's route, at most 30 s old or being refreshed, if NameServers answer.
 
-        An old route is returned at once and refreshed by a thread, so a NameServer that hangs delays nobody. A route
-        that was invalidated is fetched before this returns. Raises TopicNotExistError when a NameServer says so; the
-        failure to reach a NameServer only if no route is known.
+        A thread refreshes an old route, which is returned at once, so a hanging NameServer delays no caller. An
+        invalidated route is fetched before this returns. TopicNotExistError if a NameServer reports that the topic does
+        not exist. The error of an unreachable NameServer is raised only if no route is cached.
         """
         with self._lock:
             cached = self._cache.get(topic)
@@ -78,8 +78,10 @@ class RouteCache:
         return self._refresh(topic, cached)
 
     def fetch(self, topics: Iterable[str]) -> None:
-        """Fetch the routes of several topics in few calls, those that are not known, or not up to date. `get` fetches
-        what a NameServer did not tell here, and raises why."""
+        """Fetch the missing and the outdated routes of several topics in few calls.
+
+        Topics without an answer are left out; `get` fetches their routes and raises the reason.
+        """
         now_s = time.monotonic()
         with self._lock:
             known = {topic: self._cache.get(topic) for topic in topics}
@@ -92,15 +94,15 @@ class RouteCache:
                         self._cache[topic] = _Cached(route, time.monotonic() + POLL_NAME_SERVER_INTERVAL_S)
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """As `get`; while no NameServer knows if the topic exists, ask again, for at most `timeout_s`."""
+        """Return the topic's route, retrying up to `timeout_s` while no NameServer can tell if the topic exists."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
-        """The route of a topic that is to be sent to.
+        """Return the route of a topic for a send.
 
         A topic that does not exist is created if the cluster's auto_create_topic_enable says so, with up to
         `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
-        NoPermissionError if nothing may be written to it. The brokers that take its messages may be away.
+        NoPermissionError if the topic may not be written. The brokers of the route may be unreachable.
         """
         try:
             return self.get(topic).require_permission()
@@ -118,11 +120,11 @@ class RouteCache:
         return self.get(topic).require_permission()
 
     def _refresh_later(self, topic: str) -> None:
-        """Have the topic's route refreshed by the one thread that does so. Called with the lock."""
+        """Let the refreshing thread refresh the topic's route. Called with the lock."""
         self._outdated.add(topic)
         if not self._refreshing:
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            self._refreshing = True  # not before: a signal handler may raise in `start`
+            self._refreshing = True  # only now, because a signal handler may raise in `start`
 
     def _refresh_outdated(self) -> None:
         try:
@@ -132,7 +134,7 @@ class RouteCache:
                 if not topics:
                     return
                 if len(topics) > 1:
-                    with suppress(RaymqError):  # then each is tried alone
+                    with suppress(RaymqError):  # each topic is tried alone then
                         self.fetch(topics)
                 for topic in topics:
                     with self._lock:
@@ -140,7 +142,7 @@ class RouteCache:
                     if cached is not None and time.monotonic() >= cached.valid_until_s:
                         with suppress(TopicNotExistError):
                             self._refresh(topic, cached)
-        finally:  # also after a fault, or nothing would be refreshed any more
+        finally:  # also after a failure, because otherwise no route would be refreshed any more
             with self._lock:
                 self._refreshing = False
 
@@ -159,51 +161,55 @@ class RouteCache:
                 raise
             route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
         with self._lock:
-            # Otherwise it was invalidated meanwhile, or another thread has fetched a newer one.
+            # Otherwise the route was invalidated in the meantime, or another thread has fetched a newer route.
             if self._cache.get(topic) is cached:
                 self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
         return route
 
     def invalidate(self, topic: str) -> None:
-        """Have the next `get` fetch the route again. If no NameServer answers then, the known route still serves."""
+        """Make the next `get` fetch the route again. If no NameServer answers then, the cached route is used."""
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None:
                 self._cache[topic] = _Cached(cached.route, 0.0, invalidated=True)
 
     def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """The routes of many topics, as one NameServer answers now, in one call; not cached. A topic that it does not
-        know, or of whose brokers it may miss one, is left out: `get` says why."""
+        """Return the routes of many topics from one call to a NameServer, past the cache.
+
+        A topic that the NameServer lacks, or whose route may lack a broker, is left out; `get` raises the reason.
+        """
         routes = self._call_any(lambda server, left_s: dict(server.call("topic_routes", topics, timeout_s=left_s)))
         return {topic: route for topic, route in routes.items() if route.complete}
 
     def topics(self) -> list[str]:
-        """The names of all topics of the cluster, as one NameServer answers now."""
+        """Return the names of all topics of the cluster, from one NameServer."""
         return self._call_any(lambda server, left_s: list(server.call("topics", timeout_s=left_s)))
 
     def brokers(self) -> dict[str, BrokerData]:
-        """All live broker groups, as one NameServer answers now."""
+        """Return all live broker groups, from one NameServer."""
         return self._call_any(lambda server, left_s: dict(server.call("brokers", timeout_s=left_s)))
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """As `brokers`, answered by a NameServer that has run long enough to have heard of every broker."""
+        """Return all live broker groups, from a NameServer that has every broker's heartbeat."""
         return self._call_any(lambda server, left_s: dict(server.call("all_brokers", timeout_s=left_s)))
 
     def clusters(self) -> dict[str, list[str]]:
-        """The live broker groups of each cluster, as one NameServer answers now."""
+        """Return the live broker groups of each cluster, from one NameServer."""
         return self._call_any(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """A namespace of the KV configuration, as the first NameServer in order that answers has it: the first one has
-        all of it, another one may have been moved since."""
+        """Return a namespace of the KV configuration, from the first NameServer, in order, that answers.
+
+        The first NameServer has the whole configuration; a NameServer that was moved may lack parts.
+        """
         return self._call_any(
             lambda server, left_s: dict(server.call("list_kv", namespace, timeout_s=left_s)), self._nameservers
         )
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every NameServer, since they do not talk to each other; returns their answers.
+        """Call a method of every NameServer, because NameServers do not exchange data, and return the answers.
 
-        Each one is called, also when another fails; then the first failure is raised. Safe to repeat.
+        All NameServers are called even if one fails; the first failure is raised afterwards. Safe to repeat.
         """
         answers, failures = [], []
         for server in self._nameservers:
@@ -216,10 +222,9 @@ class RouteCache:
         return answers
 
     def _call_any(self, call: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
-        """Call one NameServer after another, in random order if none is given, until one answers.
+        """Call one NameServer after another, in random order unless an order is given, until one answers.
 
-        A NameServer that has just been restarted does not know every broker yet; so TopicNotExistError is raised only
-        when no NameServer has the topic.
+        TopicNotExistError is raised only if no NameServer has the topic, because a restarted NameServer lacks brokers.
         """
         failures: list[RaymqError] = []
         timeout_s = max(ROUTE_CALL_TIMEOUT_S / len(self._nameservers), ROUTE_CALL_TIMEOUT_MIN_S)
@@ -232,8 +237,11 @@ class RouteCache:
 
 
 def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], timeout_s: float) -> TopicRoute:
-    """The route as a NameServer knows it. If that may miss a broker, it is appended to `incomplete`, and
-    ServiceNotAvailableError is raised: another NameServer may know more."""
+    """Return a NameServer's route.
+
+    If the route may lack a broker, append it to `incomplete` and raise ServiceNotAvailableError, because another
+    NameServer may have a complete route.
+    """
     route: TopicRoute = server.call("topic_route", topic, timeout_s=timeout_s)
     if not route.complete:
         incomplete.append(route)
@@ -242,14 +250,16 @@ def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], 
 
 
 def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> dict[str, TopicRoute]:
-    """The routes as a NameServer knows them, without those that may miss a broker."""
+    """Return a NameServer's routes, without routes that may lack a broker."""
     routes: dict[str, TopicRoute] = server.call("topic_routes", topics, timeout_s=timeout_s)
     return {topic: route for topic, route in routes.items() if route.complete}
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """A newer route that may miss brokers, completed by those of the known route that it misses. The layout, which each
-    broker of a topic knows for all its queues, is the newer one if there is one."""
+    """Complete a newer route, which may lack brokers, with brokers of the known route.
+
+    Each broker of a topic has the layout of all queues, so the newer route's layout is used if there is one.
+    """
     missing = known.brokers.keys() - newer.brokers.keys()
     kept = tuple(data for data in known.queues if data.broker_name in missing)
     merged = replace(
