@@ -1,9 +1,9 @@
-"""Decides if a user may do what a request needs, in the order of ACL 2.0 (spec/features.md §8).
+"""Decides if a user has the permissions that a request needs, in the order of ACL 2.0 (spec/features.md §8).
 
-Super users may do everything. For others, each need is decided on its own and all must be allowed: of the custom
-entries that match, the one that describes the resource most closely decides; where none matches, so do the default
-entries; where none of them does either, the answer is no. Between entries that are equally close, Deny wins: RocketMQ's
-documentation says so, and its code does the opposite. A disabled user is refused here, too, not at its signature only.
+Super users have all permissions. For other users all needs must be allowed, each decided alone. The closest matching
+custom entry decides; without one, the closest matching default entry; without either, the need is refused. Between
+equally close entries Deny wins, as RocketMQ's documentation specifies; RocketMQ's code does the opposite. A disabled
+user is refused here, too, and not only at the signature.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User
 
 VISIBLE = (Action.PUB, Action.SUB, Action.GET, Action.LIST)
-"""A user sees the names of topics and groups for which one of these actions is allowed."""
+"""The actions that make a topic's or group's name visible to a user."""
 
 
 def decide(state: AuthState, user: User, address: str, needs: Iterable[Need]) -> None:
-    """Return if `user` may do all of `needs` from `address` ("" where that is unknown), else raise AccessDeniedError.
+    """Raise AccessDeniedError unless `user` has all `needs` from `address`, which is empty if it is unknown.
 
-    The user is one that the request's signature has shown (raymq.remoting.access.authenticate); without needs, any may.
+    The request's signature must have proved the user (raymq.remoting.access.authenticate).
     """
     for need in needs:
         reason = _refusal(state, user, address, need)
@@ -33,23 +33,23 @@ def decide(state: AuthState, user: User, address: str, needs: Iterable[Need]) ->
 
 
 def is_allowed(state: AuthState, user: User, address: str, need: Need) -> bool:
-    """True if `decide` would let this one need pass."""
+    """True if `decide` allows this need."""
     return not _refusal(state, user, address, need)
 
 
 def visible(
     state: AuthState, user: User, address: str, to_resource: Callable[[str], Resource]
 ) -> Callable[[str], bool]:
-    """A filter for the names in an answer: True for those that `user` may send to, consume, get or list.
+    """Return a filter for the names in an answer: True for names that `user` may send to, consume, get or list.
 
-    `to_resource` makes a name the resource that it counts as: `topic_resource` or `group_resource` of
+    `to_resource` converts a name to its resource: `topic_resource` or `group_resource` of
     raymq.remoting.access.policies.
     """
     return lambda name: is_allowed(state, user, address, Need(VISIBLE, to_resource(name)))
 
 
 def _refusal(state: AuthState, user: User, address: str, need: Need) -> str:
-    """Why `need` is refused; "" if it is allowed."""
+    """Return why `need` is refused, or an empty text if it is allowed."""
     if not user.is_enabled:
         return "the user is disabled"
     if user.is_super:

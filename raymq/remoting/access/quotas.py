@@ -1,12 +1,12 @@
-"""Quotas: how many bytes and messages a second a user may send to a store, or consume from it, as token buckets.
+"""Quotas: token buckets for the bytes and messages per second that a user may send to a store or consume from it.
 
-A bucket holds what may pass at once: a second's worth. Every request takes its part, and the bucket fills at the
-user's rate. A request larger than the whole bucket passes when the bucket is full, and leaves it in debt, so that a
-large batch waits longer instead of for ever. A request that does not fit takes nothing; the answer is how long to wait.
-How much a request reads is known once it has read it: it passes while something is left, and is charged then.
+A bucket holds at most the tokens of one second, and fills at the user's rate. A request larger than the whole bucket
+passes when the bucket is full, and leaves it in debt, so a large batch waits longer, but not forever. A request that
+does not fit takes nothing, and gets the time to wait. The size of a read is known only afterwards: a read passes while
+tokens are left, and is charged after it.
 
-Each server has buckets of its own: with three storage actors a user that sends to all has three times the rate. Nothing
-survives a restart, after which every bucket is full.
+Each server has its own buckets: a user that sends to three storage actors has three times the rate. Nothing survives a
+restart, after which every bucket is full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Bucket:
     at_ms: float
 
     def fill(self, rate: float, now_ms: float) -> None:
-        """Bring `left` to `now_ms`. A clock that goes back fills nothing."""
+        """Fill the bucket up to `now_ms`. A clock that goes back fills nothing."""
         if rate != self.rate:
             self.left = min(self.left, rate)
             self.rate = rate
@@ -38,47 +38,47 @@ class _Bucket:
         self.at_ms = max(now_ms, self.at_ms)
 
     def wait_ms(self, amount: float) -> int:
-        """How long until `amount` may be taken; 0 for now."""
+        """Return the ms until `amount` may be taken; 0 for now."""
         missing = min(amount, self.rate) - self.left
-        # A hair below zero is rounding of the fills, and never a reason to wait.
+        # Slightly less than zero is a rounding error, and no reason to wait.
         return 0 if missing <= 1e-6 else max(1, math.ceil(missing * 1000 / self.rate))
 
 
 class Quotas:
-    """The buckets of one server: `bounds` names the user's bounds of bytes and of messages that they go by. Not
-    thread-safe: the caller holds a lock, for microseconds.
+    """The buckets of one server. `bounds` names the user's bounds of bytes and of messages.
 
-    The buckets of users that were quiet for longest are dropped where there are more than USER_BUCKETS_MAX.
+    Not thread-safe: the caller holds a lock, for microseconds. Beyond USER_BUCKETS_MAX the least recently used buckets
+    are dropped.
     """
 
     def __init__(self, bounds: Sequence[str] = SEND_BOUNDS, done: str = "") -> None:
-        """`done` stands before "bytes" and "messages" in errors."""
+        """Errors put `done` before "bytes" and "messages"."""
         self._bounds, self._done = bounds, done
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def wait_ms(self, user: User, size: int, messages: int, now_ms: float) -> int:
         """Take `size` bytes and `messages` messages from the user's buckets, or nothing of either.
 
-        0: taken, or the user has no quota. Else the time in ms after which the same request fits. `now_ms` is a
-        monotonic clock's.
+        Returns 0 if the tokens were taken, or the user has no quota; otherwise the ms after which the same request
+        fits. `now_ms` is a monotonic time.
         """
         return self._take(user, size, messages, now_ms)[1]
 
     def take(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """As `wait_ms`, and QuotaExceededError where the request does not fit."""
+        """Take the tokens as `wait_ms`. QuotaExceededError if the request does not fit."""
         what, wait_ms = self._take(user, size, messages, now_ms)
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)
 
     def require_left(self, user: User, now_ms: float) -> None:
-        """Take nothing; QuotaExceededError while one of the user's buckets is empty, or in debt."""
+        """Raise QuotaExceededError if one of the user's buckets is empty or in debt. Takes no tokens."""
         waits = [(bucket.wait_ms(1), name) for bucket, _, name in self._wanted(user, 0, 0, now_ms)]
         wait_ms, what = max(waits, default=(0, ""))
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)
 
     def charge(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take `size` bytes and `messages` messages from the user's buckets, though they be in debt then."""
+        """Take `size` bytes and `messages` messages from the user's buckets, even if that leaves a debt."""
         for bucket, amount, _ in self._wanted(user, size, messages, now_ms):
             bucket.left -= amount
 

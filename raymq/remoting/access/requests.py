@@ -1,13 +1,13 @@
 """The table of requests: what each method of a server needs, in actions on resources (spec/features.md §8).
 
-`RULES` names methods as ``Broker.send``. A frame of a lane is the method of the same meaning: an APPEND is
-``Storage.append``, a FETCH ``Storage.fetch``, a WAIT ``Storage.bounds_of_queues``. `FOR_ANYBODY` needs a user and no
-more: what such a method tells is nobody's in particular, or is cut to what the user may see (actors.core.access.shown).
-`FOR_SERVERS` lists the methods that raymq's own actors and super users call, and nobody else; so is any method that is
-in neither. What is said of one topic or group needs it; of several, each.
+`RULES` names methods as ``Broker.send``. The same rule holds for a lane's frame: ``Storage.append`` for an APPEND,
+``Storage.fetch`` for a FETCH, ``Storage.bounds_of_queues`` for a WAIT. `FOR_ANYBODY` needs a user and no permission:
+the answer concerns no topic or group, or is cut to the names that the user may see (actors.core.access.shown).
+`FOR_SERVERS` lists the methods that only raymq's own actors and super users may call. They alone may also call a method
+without a rule. A call about several topics or groups needs the permission for each.
 
-Differences from RocketMQ's table: a transaction producer needs Pub on its group, since what ends a transaction does not
-name a topic; what concerns the whole cluster is for super users.
+Differences from RocketMQ's table: a transaction producer needs Pub on its group, because the end of a transaction names
+no topic; calls about the whole cluster are for super users.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Rule:
     find: _Find
 
     def needed(self, arguments: Sequence[Any]) -> list[Need]:
-        """The needs of a call with these arguments, in the order of the method's parameters. Each need
-        is there once."""
+        """Return the distinct needs of a call with these arguments, in the order of the method's parameters."""
         return list(dict.fromkeys(self.find(arguments)))
 
 
@@ -53,14 +52,16 @@ def _on_group(group: str, *actions: Action) -> Need:
 
 
 def _sending(topic: str) -> Need:
-    """Sending to a retry topic is giving a message back: what a consumer of the group does."""
+    """Return the need of a send. A send to a retry topic returns a message, as the group's consumers do."""
     resource = topic_resource(topic)
     return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
 
 
 def _servers_only(topic: str) -> bool:
-    """True for topics of raymq itself, in which messages of all topics wait, or what brokers keep: no pattern, such as
-    ``Topic:*``, gives them to anybody."""
+    """True for raymq's own topics, which hold the messages of all topics or the state of brokers.
+
+    No pattern, such as ``Topic:*``, grants access to them.
+    """
     return names_real_topic(topic) or (topic.startswith(SYSTEM_PREFIX) and not topic.startswith(_TRACE_PREFIX))
 
 
@@ -69,8 +70,11 @@ def _server(topic: str) -> Need:
 
 
 def _append(given: Sequence[Any]) -> Iterable[Need]:
-    """A delayed message, and one of a transaction, is stored in a topic of raymq's and needs what the topic needs for
-    which it is."""
+    """Return the needs of an append.
+
+    A delayed message, or a message of a transaction, is stored in a topic of raymq, and needs the permission for its
+    real topic.
+    """
     for batch in given[0]:
         if names_real_topic(batch.topic):
             position = 0
@@ -83,13 +87,15 @@ def _append(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _takes_from_all(topic: str) -> bool:
-    """True for topics to which every user may send: the trace (spec/features.md §7.3, 6), and replies, since a request
-    comes from whoever may send it, and its reply from whoever may consume it."""
+    """True for topics to which every user may send: the trace (spec/features.md §7.3, 6), and replies.
+
+    Every consumer of a request may reply to it, and the requester may be any user.
+    """
     return topic == TRACE_TOPIC or topic.endswith(REPLY_SUFFIX)
 
 
 def _seeing(topics: Iterable[str], *actions: Action) -> Iterable[Need]:
-    """Anybody sees where the topics are to which all may send, and their offsets."""
+    """Return the needs of seeing topics. Every user sees the topics to which every user may send."""
     return [_on_topic(topic, *actions) for topic in topics if not _takes_from_all(topic)]
 
 
@@ -98,14 +104,14 @@ def _looking(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
-    """The progress of one producer in queues: of those where messages wait, that tells nothing of anybody's topic."""
+    """Return the needs of reading a producer's sequences. Queues of waiting messages reveal no topic."""
     return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
 
 
 def _fetch(given: Sequence[Any]) -> Iterable[Need]:
     for one in given[0]:
         if one.topic.endswith(REPLY_SUFFIX):
-            # The code of a client's id, which nobody else knows, shows that client's replies alone.
+            # The code of a client's id, which only that client has, selects that client's replies alone.
             if one.tag_codes is None or len(one.tag_codes) != 1:
                 yield _server(one.topic)
         else:
@@ -118,7 +124,7 @@ def _topic(*actions: Action) -> Rule:
 
 
 def _group(*actions: Action) -> Rule:
-    """A method whose first argument is a group; None stands for all, of which the answer shows what may be seen."""
+    """A method whose first argument is a group; None means all groups, and the answer is cut to the visible groups."""
     return Rule(lambda given: [] if not given or given[0] is None else [_on_group(given[0], *actions)])
 
 
@@ -152,7 +158,7 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 
 def _host(given: Sequence[Any]) -> Iterable[Need]:
     settings, name = given[0].settings, given[0].instance.name
-    # The instance's name counts, too: hosting under another group's name would end that group's instance.
+    # The instance's name also counts, because hosting under another group's name would end that group's instance.
     groups = (settings.group, InstanceName.parse(name).group)
     topics = (one.topic for one in settings.subscriptions)
     return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
@@ -283,7 +289,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "ConsoleService.describe": FOR_ANYBODY,
     "ConsoleService.status": FOR_ANYBODY,
 }
-"""By the server's class and the method."""
+"""The rules, by server class and method."""
 
 _SERVERS: Final[Mapping[str, str]] = {
     "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
@@ -300,7 +306,7 @@ _SERVERS: Final[Mapping[str, str]] = {
 }
 
 FOR_SERVERS: Final = frozenset(f"{server}.{name}" for server, names in _SERVERS.items() for name in names.split())
-"""Methods for raymq's own actors and super users."""
+"""The methods that only raymq's own actors and super users may call."""
 
 OVER_LANES_ONLY: Final = frozenset(
     {
@@ -311,10 +317,10 @@ OVER_LANES_ONLY: Final = frozenset(
         "Broker.take_questions",
     }
 )
-"""Requests that have a rule above and no actor method: they travel over lanes only."""
+"""The requests with a rule and without an actor method, which use lanes only."""
 
 
 def rules_of(server_class: str) -> dict[str, Rule]:
-    """The rules of one class of servers, by method."""
+    """Return the rules of one class of servers, by method."""
     prefix = f"{server_class}."
     return {name.removeprefix(prefix): rule for name, rule in RULES.items() if name.startswith(prefix)}
