@@ -36,20 +36,20 @@ def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure
         for (name, number, plain), (_, _, with_trace) in zip(ways(client), ways(traced), strict=True):
             plain()
             with_trace()
-            before = settled(traced)
+            before = settled_statistics(traced)
             figure = Figure("trace", name, "msg/s", True, GOALS)
             for _ in range(rounds):
-                settled(traced)
+                settled_statistics(traced)
                 figure.add_round(
                     lambda call=with_trace, number=number: _window(call, number, window_s),
                     {"untraced": lambda call=plain, number=number: _untraced(traced, call, number, window_s)},
                 )
             yield figure
-            yield _share(name, before, settled(traced))
+            yield _share(name, before, settled_statistics(traced))
         yield _push(client, traced, rounds, max(5000, int(PUSHED * scale) // 5000 * 5000))
 
 
-def settled(client: raymq.Client) -> TraceStatistics:
+def settled_statistics(client: raymq.Client) -> TraceStatistics:
     """Return the counts of a client's trace, after all its records were sent."""
     before = None
     while (now := client.trace_statistics()) != before:
@@ -59,7 +59,7 @@ def settled(client: raymq.Client) -> TraceStatistics:
 
 
 def _untraced(traced: raymq.Client, call: Callable[[], None], number: int, window_s: float) -> Sample:
-    settled(traced)
+    settled_statistics(traced)
     return _window(call, number, window_s)
 
 

@@ -88,7 +88,7 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
     return runs / elapsed
 
 
-class Round(NamedTuple):
+class AppendRound(NamedTuple):
     """The appends of one batch to a new store."""
 
     # The time of each append, in s.
@@ -99,7 +99,7 @@ class Round(NamedTuple):
     cpu_s: float
 
 
-def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> Round:
+def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> AppendRound:
     """Append `batch` to a new store, up to `size` bytes in all."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
@@ -112,7 +112,7 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
             end = time.perf_counter()
             times.append(end - start)
         store.queries.by_key("bench", "none")
-        return Round(times, time.perf_counter() - end, time.process_time() - cpu)
+        return AppendRound(times, time.perf_counter() - end, time.process_time() - cpu)
 
 
 def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:

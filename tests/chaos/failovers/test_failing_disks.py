@@ -232,7 +232,7 @@ def test_restarted_servers_work_with_the_clock_an_hour_back(mq: raymq.Client, ma
     with (
         mq.producer() as producer,
         mq.pull_consumer("timed-pull", consume_from=FIRST) as consumer,
-        mq.push_consumer("timed-push", consume_from=FIRST).subscribe("timed").on_message(Hear(heard)).start(),
+        mq.push_consumer("timed-push", consume_from=FIRST).subscribe("timed").on_message(NotingListener(heard)).start(),
     ):
         consumer.subscribe("timed")
         polled: set[bytes] = set()
@@ -275,7 +275,7 @@ def test_restarted_servers_work_with_the_clock_an_hour_back(mq: raymq.Client, ma
     assert all(entry.committed for entry in mq.admin.describe_group("timed-pull"))
 
 
-class Hear:
+class NotingListener:
     """Notes each message's body."""
 
     def __init__(self, notes: ListenerNotes) -> None:

@@ -58,16 +58,16 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
         for producer in range(ROUNDS):
             journal = tmp_path / f"{producer}"
             with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
-                look(mq, history)
+                check_cluster(mq, history)
                 with sending(machines, producer, journal):
                     machines.kill_all()
             history |= read_history_file(journal)
         with nodes(box, NAMES) as machines, raymq.connect(embedded=True) as mq:
-            look(mq, history)
+            check_cluster(mq, history)
             check_logs(box)
 
 
-def look(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
+def check_cluster(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
     """Wait until all replicas are in sync. Checks that everything acknowledged so far is stored once."""
     RayReplicas(BROKER, len(NAMES)).settled()
     if not history:

@@ -37,7 +37,7 @@ LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ListenerCall:
     """One call of the listener, in the order in which calls began."""
 
     queue: str
@@ -58,15 +58,15 @@ class Listen:
         time.sleep(LISTENER_S)
 
 
-def heard_in(notes: ListenerNotes) -> list[Heard]:
+def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
     calls = []
     for line in notes.lines():
         broker_name, queue_id, offset, sent = line.split()
-        calls.append(Heard(f"{broker_name}:{queue_id}", int(offset), Sent.parse(sent.encode())))
+        calls.append(ListenerCall(f"{broker_name}:{queue_id}", int(offset), Sent.parse(sent.encode())))
     return calls
 
 
-def steps_back(heard: Sequence[Heard]) -> list[int]:
+def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
     """Return the size of each step back in a queue. Raises AssertionError if a queue jumps ahead, out of order."""
     place: dict[str, int] = {}
     steps = []
@@ -110,14 +110,14 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         eventually(
             lambda: (
                 notes.path.stat().st_size // LINE_BYTES >= len(acknowledged)
-                and acknowledged <= {call.sent for call in heard_in(notes)}
+                and acknowledged <= {call.sent for call in calls_in(notes)}
             ),
             "everything acknowledged at the listeners",
             120 + 20 * KILLS,
         )
         killer.stop()
     print("killed", *killer.killed, sep="\n  ")
-    heard = heard_in(notes)
+    heard = calls_in(notes)
     print(f"acknowledged {len(acknowledged)}, heard {len(heard)}, of them again {len(heard) - len(acknowledged)}")
     assert len(acknowledged) == PRODUCERS * count
     assert len(killer.killed) == KILLS

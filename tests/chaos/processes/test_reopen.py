@@ -99,7 +99,7 @@ def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]
     return lines, processes
 
 
-def look(mq: raymq.Client) -> Opened:
+def read_store(mq: raymq.Client) -> Opened:
     bodies = {queue: [sent.sequence for sent in messages] for queue, messages in read_back(mq, TOPIC).items()}
     committed = [entry.committed for entry in mq.admin.describe_group("half-way")]
     return Opened(bodies, mq.admin.list_topics(), committed)
@@ -115,12 +115,12 @@ def lives(box: Sandbox) -> Lives:
             consumer.subscribe(TOPIC)
             poll_until(consumer, ACKNOWLEDGED_AT_LEAST // 2)
             consumer.commit()
-        opened.append(look(mq))
+        opened.append(read_store(mq))
     with embedded(box) as mq:
-        opened.append(look(mq))
+        opened.append(read_store(mq))
         with mq.producer() as producer:
             producer.send(raymq.Message(TOPIC, b"1:0"))
-        opened.append(look(mq))
+        opened.append(read_store(mq))
     return Lives(acknowledged_of(lines), opened)
 
 

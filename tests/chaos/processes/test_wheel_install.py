@@ -171,14 +171,14 @@ def test_raymq_works_beside_packages_of_the_same_names_and_after_one_is_uninstal
         installed.raymq("topic", "create", "orders", "--queues", "4")
         installed.run("raymq", "send", "orders", lines="\n".join(bodies))
         assert consumed(installed, "billing") == bodies
-        assert heard(installed, "audit", tmp_path / "first") == {f"7 {body}" for body in bodies}
+        assert listener_lines(installed, "audit", tmp_path / "first") == {f"7 {body}" for body in bodies}
 
     installed.pip("uninstall", "--yes", OTHER)
     assert not (installed.site_packages / "storage").exists()
     with running(installed, box) as again:
         assert {name for name in actors if not name.startswith("replicator-")} <= set(again)
         assert consumed(installed, "shipping") == bodies
-        assert heard(installed, "archive", tmp_path / "second") == {f"7 {body}" for body in bodies}
+        assert listener_lines(installed, "archive", tmp_path / "second") == {f"7 {body}" for body in bodies}
 
 
 def consumed(installed: Installed, group: str) -> set[str]:
@@ -188,7 +188,7 @@ def consumed(installed: Installed, group: str) -> set[str]:
     return {json.loads(line)["body"] for line in lines}
 
 
-def heard(installed: Installed, group: str, journal: Path) -> set[str]:
+def listener_lines(installed: Installed, group: str, journal: Path) -> set[str]:
     """Return the lines that the listener of a user's program writes with the user's own packages."""
     installed.run("python", "program.py", group, str(journal), str(COUNT))
     return set(journal.read_text().splitlines())

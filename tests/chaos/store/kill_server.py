@@ -49,7 +49,7 @@ DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
 KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
 
 
-class Known(NamedTuple):
+class AcknowledgedCounts(NamedTuple):
     """The number of acknowledged messages of each queue.
 
     With a pool, also how many of them must be stored, and how many were lost in total.
@@ -60,8 +60,8 @@ class Known(NamedTuple):
     lost: int = 0
 
 
-def nothing(flush: str) -> Known:
-    return Known([0] * QUEUES, [0] * QUEUES if flush == POOL else None)
+def nothing(flush: str) -> AcknowledgedCounts:
+    return AcknowledgedCounts([0] * QUEUES, [0] * QUEUES if flush == POOL else None)
 
 
 def body(queue_id: int, sequence: int) -> bytes:
@@ -135,7 +135,7 @@ def fail() -> None:
     os._exit(1)
 
 
-def live(root: Path, flush: str, dice: random.Random, known: Known, pipe: int, call: int) -> None:
+def live(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts, pipe: int, call: int) -> None:
     """Run the child, until it is killed."""
     try:
         if call:
@@ -153,7 +153,7 @@ def live(root: Path, flush: str, dice: random.Random, known: Known, pipe: int, c
         fail()
 
 
-def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> Known:
+def run_and_kill(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts) -> AcknowledgedCounts:
     """Run one child and kill it. Returns what is known afterwards."""
     kills_itself = dice.random() < 0.5
     call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
@@ -181,10 +181,10 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Known) -> K
             lost += max(ends[queue_id] - end, 0)
             safe[queue_id] = end
         ends[queue_id] = end
-    return Known(ends, safe, lost)
+    return AcknowledgedCounts(ends, safe, lost)
 
 
-def finish(root: Path, flush: str, known: Known) -> None:
+def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
     """Run a last child that opens the store, checks it, stops cleanly and opens it again."""
     pid = os.fork()
     if pid == 0:

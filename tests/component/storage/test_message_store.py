@@ -235,7 +235,7 @@ class TestDeduplication:
         assert len(bodies_of(store)) == 200
         store.close()
 
-    def test_of_a_batch_whose_beginning_survived_a_crash_only_the_rest_is_stored(self, root, tmp_path):
+    def test_only_the_rest_of_a_batch_is_stored_if_its_beginning_survived_a_crash(self, root, tmp_path):
         store = open_store(root)
         store.append([make_batch([b"a", b"b"], producer=("p", 0, 10))])
         store.close()

@@ -163,7 +163,7 @@ def test_offsets_times_topics_and_tags_choose_rows(mq: raymq.Client, topic: str)
     assert sorted(block.num_rows for block in blocks) == [2, 7, 7, 7, 7]
 
 
-def test_what_cannot_be_read_is_said_at_once(mq: raymq.Client, topic: str) -> None:
+def test_an_unreadable_topic_raises_an_error_at_once(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(raymq.TopicNotExistError):
         read_topic("data-nothing")
     with pytest.raises(raymq.OffsetOutOfRangeError):

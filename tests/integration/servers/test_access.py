@@ -125,7 +125,7 @@ def receive(topic: str, group: str) -> Callable[[raymq.Client], Any]:
     return work
 
 
-def test_who_may_sends_and_consumes_in_each_way(mq: raymq.Client, tmp_path: Path) -> None:
+def test_a_user_with_rights_sends_and_consumes_over_each_api(mq: raymq.Client, tmp_path: Path) -> None:
     assert as_user(TEAM, send("orders", b"one"))
     assert as_user(TEAM, pull("orders", "billing-pull")) == [b"one"]
     assert as_user(TEAM, receive("orders", "billing-simple")) == b"one"
@@ -175,7 +175,7 @@ def read_by_ray_data(topic: str) -> Callable[[raymq.Client], Any]:
     return work
 
 
-def test_who_may_sends_later_in_transactions_and_asks(mq: raymq.Client) -> None:
+def test_a_user_with_rights_uses_delays_transactions_and_requests(mq: raymq.Client) -> None:
     soon, later = as_user(TEAM, delayed("orders"))
     paid = as_user(TEAM, transacted("orders", "payments"))
     assert as_user(TEAM, asked("orders", "billing-asked")) == b"pong"
@@ -261,7 +261,9 @@ with raymq.connect() as mq, spark_session("access") as spark:
     ],
     ids=["send", "pull", "pull-group", "receive", "delayed", "half", "end", "ask", "push", "create", "delete"],
 )
-def test_who_may_not_is_told_what_it_lacks(mq: raymq.Client, work: Callable[[raymq.Client], Any], need: str) -> None:
+def test_a_refused_user_is_told_the_missing_right(
+    mq: raymq.Client, work: Callable[[raymq.Client], Any], need: str
+) -> None:
     with pytest.raises(AccessDeniedError, match=f"orders-team.*{need}"):
         as_user(TEAM, work)
 
@@ -271,7 +273,7 @@ def test_who_may_not_is_told_what_it_lacks(mq: raymq.Client, work: Callable[[ray
     [None, raymq.Credentials(TEAM.user, "another secret"), raymq.Credentials("stranger", "any secret")],
     ids=["nobody", "wrong-secret", "unknown"],
 )
-def test_who_is_not_known_gets_nothing(mq: raymq.Client, credentials: raymq.Credentials | None) -> None:
+def test_an_unknown_user_is_refused_everything(mq: raymq.Client, credentials: raymq.Credentials | None) -> None:
     with pytest.raises(AuthenticationError):
         as_user(credentials, send("orders"))
 
@@ -285,7 +287,7 @@ def test_a_list_shows_what_its_user_may_see(mq: raymq.Client) -> None:
     assert as_user(OTHER, topics) == ["orders"]
 
 
-def test_who_may_look_may_not_send(mq: raymq.Client) -> None:
+def test_a_user_who_may_read_may_not_send(mq: raymq.Client) -> None:
     with pytest.raises(AccessDeniedError, match=r"other-team.*Pub on Topic:orders"):
         as_user(OTHER, send("orders"))
 

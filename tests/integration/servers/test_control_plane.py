@@ -286,7 +286,7 @@ def test_topics_groups_and_offsets_are_exported_and_brought_back(
     assert mq.admin.export_metadata(topics=f"{topic}*", groups=group) == exported
 
 
-def test_what_an_import_cannot_do_is_said_and_the_rest_is_done(mq: raymq.Client, topic: str, group: str) -> None:
+def test_an_import_reports_impossible_entries_and_applies_the_rest(mq: raymq.Client, topic: str, group: str) -> None:
     put(mq, topic, b"a")
     metadata = Metadata(
         {

@@ -61,7 +61,7 @@ def test_the_page_is_true(mq: raymq.Client) -> None:
     assert run_program(program) == printed
 
 
-def test_of_a_batch_only_the_refused_messages_fail(mq: raymq.Client) -> None:
+def test_only_the_refused_messages_of_a_batch_fail(mq: raymq.Client) -> None:
     with mq.producer() as producer:
         bodies = [b"card=%d" % n if n % 7 == 3 else b"fine %d" % n for n in range(40)]
         futures = [producer.send_async(raymq.Message("orders", body, keys=[str(n)])) for n, body in enumerate(bodies)]

@@ -43,7 +43,7 @@ def test_a_change_is_made_in_all_servers_and_told(mq: raymq.Client) -> None:
     assert run("config", "get", "store.file_reserved_time_hours") == "broker-a 50\nbroker-b 50\n"
 
 
-def test_a_change_is_obeyed_at_once(mq: raymq.Client) -> None:
+def test_a_change_takes_effect_at_once(mq: raymq.Client) -> None:
     mq.admin.set_config("auto_create_topic_enable", False)
     with mq.producer() as producer, pytest.raises(raymq.RaymqError, match="made-by-no-producer"):
         producer.send(raymq.Message("made-by-no-producer", b"x"))

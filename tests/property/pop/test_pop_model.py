@@ -24,7 +24,7 @@ QUEUES = 2
 
 
 @dataclass
-class Known:
+class OffsetState:
     """One offset: delivered `attempts` times, last with `receipt`, invisible until `visible_ms`."""
 
     attempts: int = 0
@@ -40,7 +40,7 @@ class Known:
 
 
 @dataclass
-class Held:
+class HeldLease:
     """A lease from its consumer's view."""
 
     given: LeasedRange
@@ -64,8 +64,8 @@ class PopModel(RuleBasedStateMachine):
             assert change is not None
             self.store(change)
         self.ends = dict.fromkeys([(TOPIC, q) for q in range(QUEUES)], QueueEnds(0, 0))
-        self.queues: dict[int, list[Known]] = {q: [] for q in range(QUEUES)}
-        self.held: list[Held] = []
+        self.queues: dict[int, list[OffsetState]] = {q: [] for q in range(QUEUES)}
+        self.held: list[HeldLease] = []
 
     def store(self, change: Change) -> None:
         body = encode_change(change)
@@ -79,7 +79,7 @@ class PopModel(RuleBasedStateMachine):
     def send(self, queue_id: int, count: int) -> None:
         known = self.ends[TOPIC, queue_id]
         self.ends[TOPIC, queue_id] = QueueEnds(known.min_offset, known.max_offset + count)
-        self.queues[queue_id] += [Known() for _ in range(count)]
+        self.queues[queue_id] += [OffsetState() for _ in range(count)]
 
     @rule(ms=integers(0, 3000))
     def time_passes(self, ms: int) -> None:
@@ -109,7 +109,7 @@ class PopModel(RuleBasedStateMachine):
                 assert given.attempts == known.attempts
                 known.visible_ms = given.pop_ms + given.invisible_ms
                 known.receipt = given.start, given.pop_ms
-            self.held.append(Held(given, offsets))
+            self.held.append(HeldLease(given, offsets))
         # Until the next receive, deleted messages count as delivered.
         if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
             assert got == min(most, there)
@@ -170,9 +170,9 @@ class PopModel(RuleBasedStateMachine):
             known.visible_ms = lease.visible_ms
             known.attempts -= not counted
             assert lease.visible_ms >= self.now_ms + invisible_ms
-        self.held.append(Held(given, mine))
+        self.held.append(HeldLease(given, mine))
 
-    def of_lease(self, held: Held, chosen: list[int]) -> tuple[list[int], list[int]]:
+    def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
         """Return the chosen offsets that a receipt still holds: those whose messages exist, and all.
 
         A message that retention deleted stays in its lease until the next receive from the queue.
@@ -182,7 +182,7 @@ class PopModel(RuleBasedStateMachine):
         held_ones = [offset for offset in chosen if not known[offset].settled and known[offset].receipt == key]
         return [offset for offset in held_ones if not known[offset].gone], held_ones
 
-    def choose(self, data: data, whole: bool) -> tuple[LeasePart, list[int], Held]:  # type: ignore[valid-type]  # as above
+    def choose(self, data: data, whole: bool) -> tuple[LeasePart, list[int], HeldLease]:  # type: ignore[valid-type]  # as above
         held = data.draw(sampled_from(self.held))  # type: ignore[attr-defined]  # as above
         places = TOPIC, held.given.queue_id, held.given.start, held.given.pop_ms
         if whole:

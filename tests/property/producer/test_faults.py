@@ -55,7 +55,7 @@ def route_of(masters: dict[str, str]) -> TopicRoute:
     return TopicRoute("orders", brokers, tuple(QueueData(name, 2, 2, 6) for name in masters))
 
 
-class Run:
+class SeededRun:
     """One seed's brokers, sends and results."""
 
     def __init__(self, seed: int, make) -> None:
@@ -132,14 +132,14 @@ def make():
 def test_nothing_is_lost_or_doubled_and_order_holds(make, start):
     for seed in range(start, start + 50):
         print("seed", seed)
-        run = Run(seed, make)
+        run = SeededRun(seed, make)
         run.send_all()
         run.producer.flush(WAIT_S * 3)
         check(run)
         run.producer.close()
 
 
-def check(run: Run) -> None:
+def check(run: SeededRun) -> None:
     stored = run.stored()
     times = Counter(body for bodies in stored.values() for body in bodies)
     acknowledged: dict[bytes, SendResult] = {}
@@ -167,7 +167,7 @@ def check(run: Run) -> None:
     check_sequences(run)
 
 
-def check_sequences(run: Run) -> None:
+def check_sequences(run: SeededRun) -> None:
     """Check that each sequence of a queue has one message. Without a refusal, sequences have no gaps."""
     owners: dict[tuple[str, int, int], str] = {}
     for name, store in run.stores.items():

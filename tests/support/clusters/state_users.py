@@ -65,7 +65,9 @@ class StateUsers:
         forgotten = sorted(self.made - known)
         assert forgotten == [], f"{len(forgotten)} of {len(self.made)} groups are forgotten: {forgotten[:5]}"
         for (group, queue_id), offset in sorted(self.committed.items()):
-            self._look(group, queue_id, self._ask("committed_offsets", group, self._topic).get(queue_id, 0), offset)
+            self._check_committed(
+                group, queue_id, self._ask("committed_offsets", group, self._topic).get(queue_id, 0), offset
+            )
         assert self.went_back == []
 
     def _ask(self, method: str, *args: object) -> list[str] | dict[int, int]:
@@ -120,11 +122,11 @@ class StateUsers:
             furthest = max(offset, self.committed.get((group, queue_id), 0))
             self.committed[group, queue_id] = furthest
             seen = self._client.call("committed_offsets", group, self._topic, timeout_s=CALL_TIMEOUT_S)
-            self._look(group, queue_id, seen.get(queue_id, 0), furthest)
+            self._check_committed(group, queue_id, seen.get(queue_id, 0), furthest)
             self.committed[group, queue_id] = max(seen.get(queue_id, 0), furthest)
 
         return commit
 
-    def _look(self, group: str, queue_id: int, seen: int, furthest: int) -> None:
+    def _check_committed(self, group: str, queue_id: int, seen: int, furthest: int) -> None:
         if seen < furthest:
             self.went_back.append(f"{group} in queue {queue_id}: {furthest} then {seen}")

@@ -48,6 +48,6 @@ def test_an_entry_goes_to_the_first_store_that_takes_it() -> None:
     assert [len(one.records) for one in stores.values()] == [0, 1, 0]
 
 
-def test_a_change_that_no_store_takes_is_told() -> None:
+def test_a_change_that_no_store_accepts_gets_an_error() -> None:
     with pytest.raises(ServiceNotAvailableError, match="the actor is dead"):
         log_of(a=Store(dead=True)).write(entry(1))

@@ -47,7 +47,7 @@ def test_a_port_that_is_named_and_taken_is_an_error_that_says_so(tmp_path: Path,
         port_of(tmp_path, taken)
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up(tmp_path: Path, taken: int) -> None:
+def test_a_port_that_another_program_took_is_given_up(tmp_path: Path, taken: int) -> None:
     (tmp_path / PORT_FILE).write_text(str(taken))
     moved = port_of(tmp_path, restarted=True)
     assert moved != taken

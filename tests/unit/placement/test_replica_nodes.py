@@ -64,7 +64,7 @@ def test_a_draining_node_keeps_nothing():
     assert choose_nodes(names(1, 2), drained)[StorageName("broker-a", 0)].node_id in {"n1", "n2"}
 
 
-def test_of_two_nodes_with_the_directory_the_one_it_runs_on_counts():
+def test_the_node_a_store_runs_on_counts_if_two_nodes_have_its_directory():
     both = nodes(2, n0={"broker-a-0": 900}, n1={"broker-a-0": 5})
     name = StorageName("broker-a", 0)
     assert choose_nodes([name], both)[name].node_id == "n0"

@@ -54,7 +54,7 @@ NOT_NUMBERS = ["3", b"1", True, False, math.nan, math.inf, -math.inf, 2**63, 2**
 """Values that no argument takes, whatever its bounds are."""
 
 
-class Door(NamedTuple):
+class PublicNumber(NamedTuple):
     """A number of a public call: the call, the argument, and its annotation."""
 
     call: str
@@ -94,7 +94,7 @@ def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"{name}.{member_name}", member
 
 
-def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
+def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber]:
     """Return the numbers of a call. The keywords of a TypedDict count one by one."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -108,9 +108,9 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[Door]:
             for name, kind in options.__annotations__.items():
                 text = kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else str(kind)
                 if is_number(text, vars(inspect.getmodule(options))):
-                    yield Door(unpacked[1], name, text)
+                    yield PublicNumber(unpacked[1], name, text)
         elif is_number(annotation, getattr(inspect.unwrap(function), "__globals__", {})):
-            yield Door(call, parameter.name, annotation)
+            yield PublicNumber(call, parameter.name, annotation)
 
 
 def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
@@ -124,21 +124,21 @@ def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
     return _NUMERIC.search(text) is not None and "Callable[" not in text
 
 
-def fields_of(name: str, item: Any) -> Iterator[Door]:
+def fields_of(name: str, item: Any) -> Iterator[PublicNumber]:
     """Return the numeric fields of a public value class without a signature of its own: msgspec's and pydantic's."""
     if inspect.isclass(item) and issubclass(item, msgspec.Struct):
         for field_name, kind in item.__annotations__.items():
             if _NUMERIC.search(str(kind)):
-                yield Door(f"{name}.__init__", field_name, str(kind))
+                yield PublicNumber(f"{name}.__init__", field_name, str(kind))
     elif inspect.isclass(item) and issubclass(item, BaseModel):
         for field_name, field in item.model_fields.items():
             if _NUMERIC.search(str(field.annotation)):
-                yield Door(f"{name}.__init__", field_name, str(field.annotation))
+                yield PublicNumber(f"{name}.__init__", field_name, str(field.annotation))
 
 
-def doors() -> list[Door]:
+def doors() -> list[PublicNumber]:
     """Return every number that a program can pass."""
-    found: dict[Door, None] = {}
+    found: dict[PublicNumber, None] = {}
     for name, item in PUBLIC.items():
         found |= dict.fromkeys(fields_of(name, item))
         for call, function in calls_of(name, item):
@@ -315,7 +315,7 @@ RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.da
 """Values that raymq makes and programs receive. Programs have no reason to make them."""
 
 
-def row_of(door: Door) -> NumberRange | str | None:
+def row_of(door: PublicNumber) -> NumberRange | str | None:
     """Return the row of a number: its own, or the common row of all waits of a client's object."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
@@ -343,7 +343,7 @@ def test_every_number_of_a_public_call_has_a_row() -> None:
 # The doors
 
 
-def of_object(door: Door, value: object) -> None:
+def of_object(door: PublicNumber, value: object) -> None:
     """Call a method of a client's object that was not initialised: the check must come first."""
     name, _, method = door.call.removeprefix("raymq.").partition(".")
     kind = OBJECTS[name]
@@ -352,7 +352,7 @@ def of_object(door: Door, value: object) -> None:
         result.send(None)
 
 
-def of_function(door: Door, value: object) -> None:
+def of_function(door: PublicNumber, value: object) -> None:
     """Call a public function, or make a public object."""
     owner, _, name = door.call.rpartition(".")
     if name == "__init__":
@@ -365,7 +365,7 @@ def of_function(door: Door, value: object) -> None:
     function(**required(function, door), **{door.argument: value})
 
 
-def required(function: Callable[..., Any], door: Door) -> dict[str, Any]:
+def required(function: Callable[..., Any], door: PublicNumber) -> dict[str, Any]:
     """Return the required arguments of a call. No call reaches the point at which it uses them."""
     numbers = {one.argument for one in DOORS if one.call == door.call}
     return {
@@ -400,7 +400,7 @@ def scan_options(options: Mapping[str, Any]) -> None:
     ending_edge(options, ["orders"])
 
 
-def call(door: Door, value: object) -> None:
+def call(door: PublicNumber, value: object) -> None:
     """Pass a value to a public call."""
     if door.call in MAKERS:
         MAKERS[door.call](**{door.argument: value})
@@ -426,7 +426,7 @@ BOUNDED = [(door, row) for door in DOORS if isinstance(row := row_of(door), Numb
 
 
 @pytest.mark.parametrize(("door", "bounds"), BOUNDED, ids=[f"{door.call}-{door.argument}" for door, _ in BOUNDED])
-def test_an_absurd_number_is_refused_before_anything_is_done(door: Door, bounds: NumberRange) -> None:
+def test_an_absurd_number_is_refused_before_anything_is_done(door: PublicNumber, bounds: NumberRange) -> None:
     error: type[Exception] = InvalidArgumentError
     if door.call == "raymq.Message.__init__":
         error = MessageIllegalError
@@ -451,7 +451,7 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
 """Constructors that check their fields themselves, with the arguments that they need."""
 
 
-def function_of(door: Door) -> Callable[..., Any]:
+def function_of(door: PublicNumber) -> Callable[..., Any]:
     """Return the function whose arguments `checked` checks."""
     owner, _, name = door.call.rpartition(".")
     kind = PUBLIC.get(owner) or OBJECTS.get(owner)
@@ -460,7 +460,7 @@ def function_of(door: Door) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("door", "bounds"), BOUNDED, ids=[f"{door.call}-{door.argument}" for door, _ in BOUNDED])
-def test_the_bounds_themselves_are_taken(door: Door, bounds: NumberRange) -> None:
+def test_the_bounds_themselves_are_taken(door: PublicNumber, bounds: NumberRange) -> None:
     for value in (bounds.low, bounds.high, bounds.low if bounds.otherwise is None else bounds.otherwise):
         passed = {"key": value} if "Mapping[" in door.annotation or "dict[" in door.annotation else value
         if door.call in MAKERS and door.call != "raymq.RaymqHandler.__init__":

@@ -139,7 +139,7 @@ def test_a_send_with_an_absurd_key_or_queue_leaves_its_queue_free(value: Any) ->
     assert store.everything() == [b"one", b"three", b"four", b"five"]
 
 
-def test_the_longest_times_are_obeyed() -> None:
+def test_the_longest_times_take_effect() -> None:
     store = FakeStore()
     with producers_of_fakes() as make:
         producer = make(store, send_timeout_s=LONGEST_TIME_S, attempt_timeout_s=LONGEST_TIME_S)

@@ -80,7 +80,7 @@ class LaterOnce:
         return None
 
 
-def test_what_comes_again_passes_whatever_the_group_subscribes_to(
+def test_redelivered_messages_pass_whatever_the_group_subscribes_to(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
     """A retry topic is not filtered: failed messages and replayed messages arrive."""

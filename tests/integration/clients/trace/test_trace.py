@@ -112,9 +112,7 @@ def test_a_listener_that_fails_at_first_is_seen_to(mq: raymq.Client, traced: ray
     assert sorted(events) == ["delivered", "delivered", "sent", "stored"]
 
 
-def test_what_a_listener_did_last_is_there_when_it_has_stopped(
-    mq: raymq.Client, traced: raymq.Client, topic: str
-) -> None:
+def test_the_trace_has_a_listeners_last_call_after_its_stop(mq: raymq.Client, traced: raymq.Client, topic: str) -> None:
     with traced.producer("shop") as producer:
         sent = producer.send(raymq.Message(topic, b"x"))
     group = f"g-{topic}"

@@ -144,7 +144,7 @@ def signed(who: Identity, method: str, *args: Any, **kwargs: Any) -> tuple[Signa
     return sign(who.user, who.key, SERVER, method, payload, LIFE, NOW_MS, nonce), payload
 
 
-def test_who_may_is_served_and_gets_what_the_method_gives(scene):
+def test_a_user_with_the_right_gets_the_methods_result(scene):
     assert call(scene, ALICE, "topic_route", "orders", 7, limit=3) == ("orders", 7, 3)
     assert call(scene, ALICE, "topic_route", topic="orders") == ("orders", 0, 1)
 
@@ -284,7 +284,7 @@ def test_what_is_sent_counts_and_the_wait_is_told():
         ("Pull", "next_tasks", ("pull-billing-0", "life", 1, 0)),
     ],
 )
-def test_who_has_consumed_more_than_its_quota_gets_no_more_over_any_lane(
+def test_a_user_over_its_quota_gets_no_messages_over_any_lane(
     server: str, method: str, arguments: tuple[Any, ...]
 ) -> None:
     state = users(consume_messages_per_second=10)

@@ -190,7 +190,7 @@ def test_calls_that_come_while_nameservers_are_told_share_the_next_one(scene):
     assert scene.first.topics == {"orders": ORDERS, "bills": BILLS}
 
 
-def test_it_is_told_if_every_nameserver_knows_a_change(scene):
+def test_a_change_reports_whether_every_nameserver_has_it(scene):
     scene.version = scene.version.next(0)
     assert scene.registrar.register()
     assert scene.registrar.register()

@@ -213,7 +213,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class Gate:
+class CallGate:
     """Blocks every caller until it is opened."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ def test_a_change_does_not_hold_up_the_move_to_another_master_by_asking_the_old_
 def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_to_lead(
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
-    gate = Gate()
+    gate = CallGate()
     scene.first.broken.add("open_topics")
     answer = scene.first.control
 
@@ -288,7 +288,7 @@ def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was
 ) -> None:
     """The change is not stored after the records that are being read, which would then replace it."""
     scene.make_group("before")
-    sending, reading = Gate(), Gate()
+    sending, reading = CallGate(), CallGate()
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
@@ -401,7 +401,7 @@ def test_a_snapshot_is_of_one_store_also_when_another_becomes_the_master_meanwhi
     scene.second.broken = {"write_config"}
     for group in ("a", "b"):
         scene.make_group(group)
-    gate, answer = Gate(), scene.first.control
+    gate, answer = CallGate(), scene.first.control
 
     def control(method: str, *args: Any, timeout_s: float) -> Any:
         if args[0] == GROUPS_FILE:
@@ -499,7 +499,7 @@ def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> No
 
 def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
     """Return the changes that came while another change was stored, and are answered."""
-    gate = Gate()
+    gate = CallGate()
     scene.send.before = gate
     first = scene.log.submit(lambda state: state.decide_group("first"))
     gate.wait()
@@ -607,8 +607,8 @@ def test_a_change_is_decided_on_the_state_with_those_before_it_that_are_still_be
     assert "orders" not in scene.log.ready().topics
 
 
-def test_what_is_being_stored_is_not_known_outside_nor_answered(scene: Scene) -> None:
-    gate = Gate()
+def test_a_change_that_is_being_stored_is_neither_visible_nor_answered(scene: Scene) -> None:
+    gate = CallGate()
     scene.make_group("before")
     scene.send.before = gate
     made = scene.log.submit(group("g"))
@@ -643,7 +643,7 @@ def test_a_record_that_the_store_refuses_for_good_fails_only_the_change_that_nee
 
 
 def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Scene) -> None:
-    gate = Gate()
+    gate = CallGate()
     scene.make_group("before")
     scene.send.before = gate
     scene.send.outcome = RequestTimeoutError("storage-broker-a-0", 20.0)
@@ -661,7 +661,7 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
     """Return the changes that came while a mark was stored."""
-    gate = Gate()
+    gate = CallGate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]
     gate.wait()
@@ -693,7 +693,7 @@ def test_a_topic_that_was_deleted_is_opened_at_the_store_before_it_is_made_again
 def test_more_changes_than_may_wait_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHANGES_MAX", 2)
     scene.make_group("before")
-    gate = Gate()
+    gate = CallGate()
     scene.send.before = gate
     taken = [scene.log.submit(group("g"))]
     gate.wait()
@@ -706,7 +706,7 @@ def test_more_changes_than_may_wait_are_refused(scene: Scene, monkeypatch: pytes
         future.result(WAIT_S)
 
 
-def test_a_change_that_no_master_takes_in_time_is_told_so(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_no_master_accepts_in_time_gets_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_WAIT_S", 0.01)
     scene.second.away = True
     scene.fail_over()
@@ -716,7 +716,7 @@ def test_a_change_that_no_master_takes_in_time_is_told_so(scene: Scene, monkeypa
 
 
 def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Scene) -> None:
-    gate = Gate()
+    gate = CallGate()
     scene.send.before = gate
     first = scene.log.submit(group("g"))
     gate.wait()

@@ -106,7 +106,7 @@ def test_a_client_that_does_not_listen_here_has_not_got_the_question(broker: Bro
 @pytest.mark.parametrize(
     ("error", "told"), [(InvalidArgumentError("not me"), "not me"), (KeyError("bug"), "it failed: KeyError('bug')")]
 )
-def test_what_fails_at_the_client_is_told(broker: Broker, client: Any, error: Exception, told: str) -> None:
+def test_a_failure_at_the_client_is_reported(broker: Broker, client: Any, error: Exception, told: str) -> None:
     def fail(question: Question) -> MemberAnswer:
         raise error
 

@@ -285,7 +285,7 @@ def test_a_listener_that_cannot_be_loaded_gets_nothing_and_says_why(scenes):
     assert scene.instance.core.listener_away
 
 
-def test_what_was_suspended_is_known_to_the_next_life(scenes):
+def test_a_suspension_survives_a_restart(scenes):
     scene = scenes(lambda message: None)
     assert not scene.instance.core.listener_away
     scene.feed.keep((True, frozenset({Q})))
@@ -532,7 +532,7 @@ def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion
     assert told == [(sum(one.size_bytes for one in tasks), handed)]
 
 
-def test_what_comes_while_the_listener_waits_is_handed_over_by_the_thread_that_brings_it(scenes):
+def test_the_fetching_thread_delivers_messages_to_a_waiting_listener(scenes):
     scene, woken = scenes(lambda message: None), []
     eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
     scene.handle.process.tasks.close()  # and not again

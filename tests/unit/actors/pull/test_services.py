@@ -87,7 +87,7 @@ def test_only_an_instance_that_has_changed_is_looked_at_again(fetcher):
     assert idle.looks == before
 
 
-def test_what_comes_for_an_instance_that_has_ended_is_nobodys(fetcher):
+def test_messages_for_an_ended_instance_are_dropped(fetcher):
     gone = Instance("gone", 5)
     fetcher.add(gone)
     fetcher.changed(gone)

@@ -41,7 +41,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog, text
     assert LIVE_SETTINGS_FILE in caplog.text or "does not count" in caplog.text
 
 
-def test_an_open_store_obeys(tmp_path: Path):
+def test_an_open_store_applies_live_settings(tmp_path: Path):
     settings = StoreSettings(store_path_root_dir=tmp_path, mapped_file_size_commit_log_bytes=1 << 16)
     live = StoreLiveSettings(settings)
     store = MessageStore.open(settings, broker_name="broker-a")

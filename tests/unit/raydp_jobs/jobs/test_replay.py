@@ -321,7 +321,7 @@ def test_another_form_of_a_queue_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("rate", ["fast", 0, -1, math.nan, math.inf, 1e-300])
-def test_a_rate_that_is_none_is_refused(rate: Any) -> None:
+def test_an_illegal_rate_is_refused(rate: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"rate must be .*0\.001 to 1000000000"):
         Pace(rate)
 

@@ -113,7 +113,7 @@ def test_before_initialize_it_says_what_to_do():
     adapter.stop_consumer()
 
 
-def test_without_a_raymq_initialize_says_so(monkeypatch):
+def test_initialize_without_a_raymq_raises_a_clear_error(monkeypatch):
     def missing(settings):
         raise ClusterNotFoundError("start it with `raymq up`")
 
@@ -193,7 +193,7 @@ def test_a_task_that_failed_tells_the_error(adapter):
     assert task.result.startswith("TypeError: ")
 
 
-def test_nobody_knows_other_tasks(adapter):
+def test_other_tasks_are_unknown(adapter):
     assert adapter.get_task_status_sync("other") == TaskResult(id="other", status="PENDING", result=None)
     for bad in ("", "a b", None):
         with pytest.raises(InvalidArgumentError, match="is not the id of a task"):

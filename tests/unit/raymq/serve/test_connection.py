@@ -144,7 +144,7 @@ def tasks(client: FakeClient) -> TaskConnection:
     return TaskConnection.open(SETTINGS)
 
 
-def told(tasks: TaskConnection, *states: TaskState, task_id: str = "t1") -> None:
+def report_states(tasks: TaskConnection, *states: TaskState, task_id: str = "t1") -> None:
     for state in states:
         record = StateRecord(task_id, state, 1.0)
         tasks.tell(record, record.encode()).result()
@@ -177,10 +177,15 @@ def test_a_connection_that_cannot_be_prepared_is_closed(client, monkeypatch):
 def test_a_task_is_sent_with_its_first_state(client, tasks):
     state = StateRecord.of(TASK, TaskState.PENDING, 5.0)
     tasks.send(TASK, state, deliver_at_ms=1, sharding_key="user-9")
-    (message, where), (told, to_where) = client.sent
+    (message, where), (report_states, to_where) = client.sent
     assert (message.topic, decode_task(message.body), message.keys) == ("jobs", TASK, ("t1",))
     assert (message.properties, message.deliver_at_ms, where) == ({"task": "resize"}, 1, {"sharding_key": "user-9"})
-    assert (told.topic, told.tags, told.keys, to_where) == ("jobs-results", "PENDING", ("t1",), {"sharding_key": "t1"})
+    assert (report_states.topic, report_states.tags, report_states.keys, to_where) == (
+        "jobs-results",
+        "PENDING",
+        ("t1",),
+        {"sharding_key": "t1"},
+    )
 
 
 def test_states_are_looked_for_where_they_are_told(client, tasks):
@@ -188,7 +193,7 @@ def test_states_are_looked_for_where_they_are_told(client, tasks):
     for number in range(20):
         task_id = f"t{number}"
         client.stored.clear()
-        told(tasks, TaskState.PENDING, TaskState.STARTED, task_id=task_id)
+        report_states(tasks, TaskState.PENDING, TaskState.STARTED, task_id=task_id)
         client.asked.clear()
         latest = tasks.history(task_id).latest
         assert latest is not None
@@ -199,7 +204,7 @@ def test_states_are_looked_for_where_they_are_told(client, tasks):
 
 
 def test_a_task_whose_first_state_is_not_there_is_looked_for_everywhere(client, tasks):
-    told(tasks, TaskState.STARTED)
+    report_states(tasks, TaskState.STARTED)
     [(own, _)] = client.stored
     pending = StateRecord("t1", TaskState.REVOKED, 1.0)
     client.store(pending.encode(), "b" if own == "a" else "a")
@@ -209,7 +214,7 @@ def test_a_task_whose_first_state_is_not_there_is_looked_for_everywhere(client, 
 
 
 def test_messages_of_others_in_the_result_topic_are_passed_over(client, tasks):
-    told(tasks, TaskState.PENDING)
+    report_states(tasks, TaskState.PENDING)
     [(own, _)] = client.stored
     client.store(b"no state", own)
     client.store(StateRecord("t2", TaskState.SUCCESS, 1.0).encode(), own)

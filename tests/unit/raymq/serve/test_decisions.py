@@ -96,7 +96,7 @@ def test_an_attempt_that_replicas_die_of_has_failed():
 # Ended
 
 
-def test_a_result_is_told():
+def test_a_result_is_reported():
     end = rules().end(TASK, 1, HandlerResult({"size": [1, 2]}), 9.0)
     assert told(end) == ("SUCCESS", {"size": [1, 2]})
     assert (end.copy_to, end.delay_level) == (None, None)

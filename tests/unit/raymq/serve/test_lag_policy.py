@@ -97,7 +97,7 @@ def test_it_does_not_wait_and_asks_once_at_a_time(cluster):
     assert wants(policy, 1, lag=4) == 2
 
 
-def test_it_asks_no_more_often_than_is_set(cluster):
+def test_the_lag_policy_asks_no_more_often_than_configured(cluster):
     policy = RaymqLagPolicy("jobs", poll_interval_s=3600.0)
     cluster.lag = 4
     assert wants(policy, 1, lag=4) == 2

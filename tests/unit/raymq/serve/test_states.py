@@ -62,7 +62,7 @@ def test_the_end_of_a_task_is_told_for_a_while_and_its_wait_for_ever():
     assert history("PENDING").told(1e9, 10.0) is not None
 
 
-def test_a_state_is_what_was_told():
+def test_a_state_equals_the_reported_one():
     state = StateRecord("t1", TaskState.SUCCESS, 2.0, 1.0, 3, {"a": [1]}, "w")
     assert decode_state(state.encode()) == state
 

@@ -55,7 +55,7 @@ def put(tasks: FakeTaskQueue, name: str, *args: Any, task_id: str = "t1", **kwar
     return tasks.put(Task.of(task_id, name, args, kwargs, 1.0).encode())
 
 
-def told(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
+def wait_for_states(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
     """Wait until a task has these states and its message is acknowledged. Returns the last state's result."""
 
     def done() -> bool:
@@ -68,7 +68,7 @@ def told(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
 def test_a_task_is_run_told_and_acknowledged(tasks, start):
     start(add=lambda x, y=0: x + y)
     put(tasks, "add", 1, y=2)
-    assert told(tasks, "STARTED", "SUCCESS") == 3
+    assert wait_for_states(tasks, "STARTED", "SUCCESS") == 3
 
 
 def test_a_coroutine_runs_on_a_loop(tasks, start):
@@ -83,7 +83,7 @@ def test_a_coroutine_runs_on_a_loop(tasks, start):
     for number in range(4):
         put(tasks, "slow", number, task_id=f"t{number}")
     for number in range(4):
-        assert told(tasks, "STARTED", "SUCCESS", task_id=f"t{number}") == number
+        assert wait_for_states(tasks, "STARTED", "SUCCESS", task_id=f"t{number}") == number
     [loop] = loops
     assert worker.stop(WAIT_S)
     eventually(loop.is_closed, "the loop's end", WAIT_S)
@@ -95,7 +95,7 @@ def test_a_task_that_fails_is_sent_back_and_in_the_end_dead(tasks, start):
 
     start(fail=fail)
     first = put(tasks, "fail")
-    assert told(tasks, "STARTED", "RETRY", "STARTED", "FAILURE") == "ValueError: no"
+    assert wait_for_states(tasks, "STARTED", "RETRY", "STARTED", "FAILURE") == "ValueError: no"
     assert tasks.returned == [(first, 1), (first + 1, DEAD)]
     [(message, error)] = tasks.copies["failed"]
     assert (message.reconsume_times, error, tasks.dead) == (1, "ValueError: no", [message])
@@ -122,16 +122,16 @@ def _mute() -> None:
 def test_a_handler_that_would_end_its_thread_has_failed(tasks, start, handler):
     start(handler=handler, add=lambda: 1, concurrency=1)
     put(tasks, "handler")
-    told(tasks, "STARTED", "RETRY", "STARTED", "FAILURE")
+    wait_for_states(tasks, "STARTED", "RETRY", "STARTED", "FAILURE")
     put(tasks, "add", task_id="t2")
-    assert told(tasks, "STARTED", "SUCCESS", task_id="t2") == 1
+    assert wait_for_states(tasks, "STARTED", "SUCCESS", task_id="t2") == 1
 
 
 def test_what_cannot_be_run_is_put_aside(tasks, start):
     start()
     tasks.put(b"no task")
     put(tasks, "unheard")
-    told(tasks, "FAILURE")
+    wait_for_states(tasks, "FAILURE")
     eventually(lambda: len(tasks.copies.get("odd", [])) == 2, "both aside", WAIT_S)
     assert tasks.returned == []
 
@@ -143,8 +143,8 @@ def test_a_task_that_was_cancelled_or_is_done_does_not_run(tasks, start, state):
     start(run=ran.append)
     put(tasks, "run", 1)
     put(tasks, "run", 2, task_id="t2")
-    told(tasks, "STARTED", "SUCCESS", task_id="t2")
-    told(tasks, state.value)
+    wait_for_states(tasks, "STARTED", "SUCCESS", task_id="t2")
+    wait_for_states(tasks, state.value)
     assert ran == [2]
 
 
@@ -166,7 +166,7 @@ def test_no_more_tasks_are_in_hand_than_run_at_the_same_time(tasks, start):
     assert len(tasks.unacknowledged) == 2
     gate.release(4)
     for number in range(5):
-        told(tasks, "STARTED", "SUCCESS", task_id=f"t{number}")
+        wait_for_states(tasks, "STARTED", "SUCCESS", task_id=f"t{number}")
     eventually(lambda: worker.figures()["in_hand"] == 0, "none in hand", WAIT_S)
     assert max(tasks.taken_at_once) == 2
 
@@ -174,7 +174,7 @@ def test_no_more_tasks_are_in_hand_than_run_at_the_same_time(tasks, start):
 def test_a_poll_takes_no_more_than_is_set(tasks, start):
     start(add=lambda: 1, concurrency=4, poll_max=3)
     put(tasks, "add")
-    told(tasks, "STARTED", "SUCCESS")
+    wait_for_states(tasks, "STARTED", "SUCCESS")
     assert max(tasks.taken_at_once) == 3
 
 
@@ -187,7 +187,7 @@ def test_calls_that_fail_are_repeated(tasks, start, method):
 
     start(fail=fail)
     put(tasks, "fail")
-    told(tasks, "STARTED", "RETRY", "STARTED", "FAILURE")
+    wait_for_states(tasks, "STARTED", "RETRY", "STARTED", "FAILURE")
     assert tasks.failures[method] == []
     assert len(tasks.dead) == 1
 
@@ -196,7 +196,7 @@ def test_an_end_that_cannot_be_told_is_told_later_and_a_start_is_not(tasks, star
     tasks.failures["tell"] = [AWAY, AWAY]
     start(add=lambda: 1)
     put(tasks, "add")
-    assert told(tasks, "SUCCESS") == 1
+    assert wait_for_states(tasks, "SUCCESS") == 1
 
 
 def test_a_worker_that_stops_waits_for_handlers_and_takes_no_more(tasks, start):
@@ -216,7 +216,7 @@ def test_a_worker_that_stops_waits_for_handlers_and_takes_no_more(tasks, start):
     eventually(lambda: not worker.running, "it stops", WAIT_S)
     gate.set()
     stopping.join(WAIT_S)
-    assert told(tasks, "STARTED", "SUCCESS") == "done"
+    assert wait_for_states(tasks, "STARTED", "SUCCESS") == "done"
     assert (tasks.words("t2"), len(tasks.waiting)) == ([], 1)
     assert worker.stop(0.0), "again"
 
@@ -237,7 +237,7 @@ def test_the_task_of_a_handler_that_does_not_end_goes_to_another_worker(tasks, s
     assert entered.acquire(timeout=WAIT_S)
     assert not first.stop(0.0)
     start(wait=wait)
-    told(tasks, "STARTED", "STARTED", "SUCCESS")
+    wait_for_states(tasks, "STARTED", "STARTED", "SUCCESS")
     gates[0].set()
     eventually(lambda: first.stop(0.0), "the first handler's end", WAIT_S)
     assert tasks.words("t1") == ["STARTED", "STARTED", "SUCCESS"], "it came too late"

@@ -72,7 +72,7 @@ def test_a_record_is_whole_where_the_log_goes_on(what):
 @pytest.mark.parametrize(
     "what", ["a damaged record", "a record that cannot be", "a BLANK of elsewhere", "half a record"]
 )
-def test_what_is_no_good_record_says_nothing_of_the_one_before(what):
+def test_a_damaged_record_does_not_affect_the_record_before(what):
     data, start, size = file_with(b"TAGS\x01t\x02" + bytes(600), ends_at=2000, behind=behind(what, 2000))
     assert is_torn(data, start, size, file_start=FILE_START)
 

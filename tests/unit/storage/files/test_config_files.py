@@ -111,7 +111,7 @@ def test_names_that_leave_the_directory_are_refused(config, name):
         config.write(name, "x")
 
 
-def test_who_reads_while_a_text_is_replaced_takes_nothing_away(tmp_path):
+def test_reading_a_config_file_during_its_replacement_loses_nothing(tmp_path):
     writer, reader = ConfigFiles(tmp_path), ConfigFiles(tmp_path)  # the broker's, and a thread's of the store
     writer.write("topics.json", "{}")
     ended, seen = threading.Event(), set()

@@ -76,7 +76,7 @@ GENUINE = {
 
 
 @pytest.mark.parametrize("name", GENUINE)
-def test_what_may_be_genuine_is_believed(name: str) -> None:
+def test_records_that_may_be_genuine_are_trusted(name: str) -> None:
     assert changes(GENUINE[name]) == {}
 
 
@@ -120,7 +120,7 @@ def test_the_first_record_of_a_queue_is_found_by_the_offset_at_which_queues_begi
     assert changes("a0 a1 a2 a3 a4 c5", new_queues_begin_at=0) == {5: "a5"}
 
 
-def test_of_two_records_that_may_both_be_the_changed_one_neither_is_believed() -> None:
+def test_neither_of_two_records_that_may_both_be_changed_is_trusted() -> None:
     text = "a9 b9 b10 b10 a11 b11"
     assert changes(text) == {2: None, 3: None}
     assert changes(text, units={2: "a10"}) == {2: "a10"}

@@ -61,7 +61,7 @@ def test_commits_of_a_newer_generation_fence_as_its_start_does():
     assert judge(12, 6, owners=owners).fenced == [0]
 
 
-def test_who_is_no_member_neither_fences_nor_is_fenced():
+def test_a_consumer_outside_of_the_group_neither_fences_nor_is_fenced():
     owners = Owners()
     owners.note("g", "t", 0, 6)
     assert judge(12, 0, owners=owners).offsets == {0: 12}

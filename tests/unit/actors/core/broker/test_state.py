@@ -75,7 +75,7 @@ def test_a_decision_changes_nothing_until_it_is_applied():
     assert state.topics_version == DataVersion(0, 1, 1000)
 
 
-def test_what_is_so_already_needs_no_record():
+def test_a_change_without_effect_needs_no_record():
     state = filled()
     assert state.decide_topic("orders", 4, 4) is None
     assert state.decide_group("billing") == []
@@ -366,7 +366,7 @@ def test_a_group_may_not_read_what_it_is_forbidden_until_that_is_taken_back():
     assert not before.may_read("billing", "orders"), "a copy is of its own"
 
 
-def test_what_is_forbidden_makes_a_group_known_and_ends_with_it():
+def test_a_prohibition_creates_its_group_and_is_deleted_with_it():
     state = filled()
     for change in state.decide_forbid("new", "elsewhere", forbidden=True):
         state.apply(change, 0)
@@ -394,7 +394,7 @@ def test_a_group_record_of_the_first_version_has_the_defaults():
     assert state.groups == {"billing": GroupConfig("billing")}
 
 
-def test_what_is_handed_out_is_a_copy():
+def test_returned_values_are_copies():
     state = filled()
     commit(state, {0: 5})
     state.offsets.committed("billing", "orders")[0] = 99
@@ -561,7 +561,7 @@ def test_a_topic_that_is_made_again_has_no_layout_of_before():
     assert layout_of(state, "orders") == "a:1"
 
 
-def test_a_layout_that_is_none_is_refused():
+def test_an_illegal_layout_is_refused():
     with pytest.raises(InvalidArgumentError):
         BrokerState().decide_topic("orders", 1, 1, "everywhere")
 

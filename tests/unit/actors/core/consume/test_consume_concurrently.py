@@ -144,7 +144,7 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     assert core.deliverable(100.0) == []
 
 
-def test_what_was_taken_away_from_the_listener_comes_again():
+def test_messages_of_a_revoked_task_are_delivered_again():
     core = table()
     fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)

@@ -164,7 +164,7 @@ def test_after_a_death_the_rest_comes_again_unchanged_and_after_more_of_them_lat
     assert pauses[-1] == DEATH_PAUSE_MAX_S
 
 
-def test_what_was_taken_away_from_the_listener_is_next_again():
+def test_the_messages_of_a_revoked_task_are_next_again():
     core = table()
     fetch(core, Q, 0, 1, 2)
     [task] = core.deliverable(0.0)

@@ -138,7 +138,7 @@ def test_attempts_are_numbers_of_the_lease_and_go_on_over_changes(attempts: int)
 
 
 @pytest.mark.parametrize("already", [pytest.param(WAITING_OF_KEY_MAX, id="golden-115-full")])
-def test_one_too_many_that_waits_is_told_to_come_later(already: int) -> None:
+def test_a_waiter_beyond_the_limit_must_retry_later(already: int) -> None:
     waiting = WaitingReceives()
 
     def receive() -> WaitingReceive:

@@ -127,7 +127,7 @@ def test_a_process_that_follows_one_of_its_name_starts_with_what_it_holds_now(gr
     assert ids(beat(group, "b", 1.5)) == [0, 1]
 
 
-def test_what_a_dead_process_left_on_its_way_does_not_speak_for_the_one_that_follows_it(group):
+def test_late_heartbeats_of_a_dead_process_do_not_count_for_its_successor(group):
     beat(group, "pull-g-0", 0.0, process=1)
     held = beat(group, "pull-g-0", 1.0, process=2)
     late = GroupHeartbeat("pull-g-0", ORDERS, frozenset(), leaving=True, session=SESSIONS[group, "pull-g-0", 1])

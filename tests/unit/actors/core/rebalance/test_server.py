@@ -74,7 +74,7 @@ def test_each_group_has_its_own_members_and_queues(server):
     assert beat(server, "billing", name="other").queues == frozenset()
 
 
-def test_who_does_not_hold_the_slot_says_who_does(server, lease):
+def test_a_server_without_the_slot_names_its_holder(server, lease):
     lease.held = False
     assert beat(server) == OtherServer("rebalance-1")
     assert server.offsets_reset("billing", 0.0) == OtherServer("rebalance-1")

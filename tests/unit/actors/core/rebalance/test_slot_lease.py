@@ -121,7 +121,7 @@ def test_of_two_processes_of_one_name_the_older_does_not_take_it_back(scene):
     assert (older.held, newer.held, newer.epoch) == (False, True, 2)
 
 
-def test_of_two_that_claim_the_register_takes_one(scene):
+def test_the_register_accepts_one_of_two_claims(scene):
     scene.look(scene.process("rebalance-0", home=True))
     one, two = scene.process("rebalance-1"), scene.process("rebalance-2")
     scene.look(one)

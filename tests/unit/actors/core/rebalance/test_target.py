@@ -77,7 +77,7 @@ def test_members_that_agree_have_nothing_to_say():
     assert disagreements(view(alike(AllocateStrategy.STICKY))) == []
 
 
-def test_who_asks_for_other_machine_rooms_is_named():
+def test_a_member_that_asks_for_other_machine_rooms_is_named():
     wishes = {
         "b": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room1"}))),
         "a": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room2"}))),

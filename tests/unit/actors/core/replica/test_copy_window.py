@@ -35,7 +35,7 @@ def test_no_more_chunks_are_asked_for_than_may_be_on_their_way():
     assert window.next_offset == 100 + 10 * CHUNKS_MAX
 
 
-def test_what_the_slave_has_is_told_with_the_next_question():
+def test_a_copied_chunk_is_acknowledged_with_the_next_request():
     window = asked()
     window.read(10)
     window.copied(Copied(110, 110, 10))
@@ -45,7 +45,7 @@ def test_what_the_slave_has_is_told_with_the_next_question():
     assert not window.must_tell
 
 
-def test_what_the_slave_has_is_told_by_itself_while_a_question_waits():
+def test_a_copied_chunk_is_acknowledged_separately_while_a_request_waits():
     window = asked()
     window.read(10)
     window.told(asked=True)

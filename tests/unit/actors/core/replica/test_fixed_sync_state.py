@@ -47,7 +47,7 @@ def test_in_sync_is_who_lacks_less_than_the_gap(master):
     assert master.in_sync(1.0) == {0, 2}
 
 
-def test_who_asks_no_more_or_is_not_heard_is_not_in_sync(master):
+def test_a_silent_or_unreachable_replica_is_not_in_sync(master):
     asks(master, 1, 100, 1.0)
     asks(master, 2, 100, 10.0)
     assert master.in_sync(16.0) == {0, 1, 2}

@@ -19,7 +19,7 @@ def test_storing_nothing_more_leaves_no_mark():
     assert times.age_s(100, 16.0) == 1.0
 
 
-def test_what_comes_within_moments_counts_as_stored_with_the_first_of_it():
+def test_bytes_that_arrive_within_moments_get_the_store_time_of_the_first():
     times = StoreTimes(0, 0.0)
     times.stored(10, 5.0)
     times.stored(20, 5.0 + MARK_S / 2)

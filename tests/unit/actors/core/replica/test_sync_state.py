@@ -167,7 +167,7 @@ def test_what_was_stored_before_the_epoch_counts_as_stored_when_it_began(master)
     assert master.lags(8.0) == {1: FollowerLag(60, 8.0)}
 
 
-def test_whom_the_controller_does_not_hear_is_dropped_at_once(master):
+def test_a_replica_that_the_controller_cannot_reach_is_dropped_at_once(master):
     asks(master, 1, 100, 1.0)
     master.decided(of(2, 0, 1))
     master.silent(frozenset({1}))

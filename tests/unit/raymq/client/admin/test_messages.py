@@ -102,7 +102,7 @@ def test_offsets_by_time_have_both_boundaries(admin):
     assert admin.offset_by_time(queue, 0) == admin.offset_by_time(queue, 0, Boundary.UPPER) == 0
 
 
-def test_the_greatest_numbers_are_obeyed(admin):
+def test_the_greatest_numbers_take_effect(admin):
     assert len(admin.query_by_key("orders", "all", max_messages=NUMBER_MAX, begin_ms=0, end_ms=NUMBER_MAX)) == 10
     assert admin.query_by_key("orders", "all", begin_ms=NUMBER_MAX) == []
     assert admin.query_by_key("orders", "all", end_ms=0) == []

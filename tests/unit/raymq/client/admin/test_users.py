@@ -75,7 +75,7 @@ def test_each_call_asks_for_one_change(admin, asked):
     ]
 
 
-def test_what_cannot_be_is_refused_before_anybody_is_asked(admin, asked):
+def test_impossible_arguments_are_refused_before_any_call(admin, asked):
     for call in (
         lambda: admin.create_user("new", "short"),
         lambda: admin.create_user("no name", "a secret"),

@@ -9,7 +9,7 @@ from raymq.client.cluster.local_server import await_nodes
 from raymq.common.errors import ServiceNotAvailableError
 
 
-def test_it_waits_until_enough_nodes_joined_and_tells_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_waits_until_enough_nodes_joined_and_shows_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "POLL_INTERVAL_S", 0)
     joined = iter([["10.0.0.1"], ["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "10.0.0.2", "10.0.0.3"]])
     said: list[str] = []

@@ -281,7 +281,7 @@ def test_where_slaves_may_be_read_from_reading_goes_on_there_while_the_master_do
     assert ("storage-a-0", OTHERS_TIMEOUT_S) in owner.timeouts
 
 
-def test_who_is_alone_is_given_more_time_to_answer(owner):
+def test_a_single_replica_gets_more_time_to_answer(owner):
     owner.offsets = {Q0: 0}
     owner.fetcher.wake_readers()
     owner.wait_for(lambda: len(set(owner.delivered)) == 3)
@@ -316,7 +316,7 @@ def lossy(owner: Owner, queue: MessageQueue, offset: int) -> None:
     owner.answer = answer
 
 
-def test_what_is_lost_is_told_each_time_and_does_not_keep_the_other_queues_from_being_read(owner, monkeypatch):
+def test_a_loss_is_reported_each_time_and_does_not_block_other_queues(owner, monkeypatch):
     monkeypatch.setattr(fetcher_module, "LOSS_PAUSE_S", 0.02)
     monkeypatch.setattr(fetcher_module, "FETCH_LONG_POLL_S", 0.02)
     usual = owner.answer

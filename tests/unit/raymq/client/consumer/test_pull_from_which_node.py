@@ -22,7 +22,7 @@ def test_the_master_is_asked_unless_somebody_says_otherwise(which):
     assert which.choose(QUEUE, ALL, 1.0) == "master"
 
 
-def test_who_was_named_is_asked_for_that_queue_alone_and_sends_back(which):
+def test_the_suggested_replica_serves_only_its_queue_and_sends_the_reader_back(which):
     assert which.answered(QUEUE, "master", "slave-2", 0.0)
     assert which.choose(QUEUE, ALL, 0.1) == "slave-2"
     assert which.choose(OTHER, ALL, 0.1) == "master"
@@ -62,7 +62,7 @@ def test_a_slave_that_does_not_hear_the_master_keeps_its_reader_for_a_while_only
     assert which.choose(QUEUE, ALL, STAY_S + 1.0) == "master"
 
 
-def test_who_answers_is_not_avoided_any_more(which):
+def test_a_broker_that_answers_is_no_longer_avoided(which):
     which.failed("master", 0.0)
     which.answered(OTHER, "master", "", 1.0)
     assert which.choose(QUEUE, ALL, 1.0) == "master"

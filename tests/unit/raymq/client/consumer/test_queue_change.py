@@ -43,7 +43,7 @@ def topics():
     topics.watch.stop()
 
 
-def test_a_change_is_told_once(topics):
+def test_a_change_is_reported_once(topics):
     topics.watch.register("orders", topics.listen)
     topics.check()
     assert topics.calls == []

@@ -73,7 +73,7 @@ def test_nothing_matches(storage):
 
 
 @pytest.mark.parametrize(("max_messages", "max_bytes"), [(3, 1 << 20), (500, 400), (1, 1)])
-def test_what_is_too_much_for_one_fetch_comes_with_the_next_one(storage, max_messages, max_bytes):
+def test_messages_beyond_a_fetchs_limit_come_with_the_next_fetch(storage, max_messages, max_bytes):
     of = scan_of(storage, lambda message: int(message.body) % 3 == 0)
     found, offset = [], 0
     while offset < 100:

@@ -171,7 +171,7 @@ def test_an_awaited_send_that_is_cancelled_or_fails_disturbs_no_other():
     asyncio.run(run())
 
 
-def test_a_loop_that_is_closed_meanwhile_is_passed_over():
+def test_a_closed_event_loop_is_skipped():
     completion = Completion()
 
     async def start() -> None:

@@ -137,7 +137,7 @@ def test_sequences_grow_in_the_queue_where_messages_wait_whatever_they_are_for(p
         ({"deliver_at_ms": 2**60}, "at most 40"),
     ],
 )
-def test_a_delay_that_is_none_is_refused_when_the_message_is_made(arguments, what):
+def test_an_illegal_delay_is_refused_when_the_message_is_made(arguments, what):
     with pytest.raises(MessageIllegalError, match=what):
         Message("orders", b"x", **arguments)
 

@@ -65,7 +65,7 @@ def deliver(scene, offset: int, result: FetchResult) -> None:
     scene.watch._reader._deliver(QUEUE, offset, result)
 
 
-def test_it_begins_at_the_end_and_leaves_replies_to_others_out(scene):
+def test_a_reply_watch_begins_at_the_queues_end_and_skips_replies_to_others(scene):
     assert scene.watch.watches(QUEUE)
     assert scene.watch._reader._wanted() == {QUEUE: 40}
     deliver(scene, 40, found(43, ME, "another", ME))
@@ -79,7 +79,7 @@ def test_a_result_that_comes_twice_is_taken_once(scene):
     assert len(scene.taken) == 1
 
 
-def test_it_goes_on_behind_what_is_gone_or_lost(scene):
+def test_a_reply_watch_continues_after_deleted_or_lost_replies(scene):
     deliver(scene, 40, FetchResult(PullStatus.OFFSET_ILLEGAL, 50, 50, 60, b"", 0))
     assert scene.watch._reader._wanted() == {QUEUE: 50}
     scene.watch._lose(QUEUE, 50, OSError("lost"))

@@ -288,7 +288,9 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     assert len(answers) == 2
 
 
-def test_what_never_comes_is_a_loss_after_the_timeout(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_never_returns_is_a_loss_after_the_timeout(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(range_reader, "RANGE_READ_TIMEOUT_S", 0.2)
     with pytest.raises(DataLossError, match=f"offsets {COUNT} to {COUNT + 9} are gone; it holds 0 to {COUNT}"):
         Cluster(Replica(store, near=False)).offsets(OffsetRange("orders", "a", 0, COUNT - 5, COUNT + 10))

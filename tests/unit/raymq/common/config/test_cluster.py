@@ -60,7 +60,7 @@ def test_an_empty_file_means_the_defaults(write, text):
     assert load_settings(write(text)) == ClusterSettings()
 
 
-def test_what_the_caller_gives_wins_over_the_file_and_none_does_not(write, tmp_path):
+def test_arguments_of_the_caller_override_the_file_unless_they_are_none(write, tmp_path):
     path = write("broker_groups: 3\ndata_dir: /elsewhere\n")
     settings = load_settings(path, broker_groups=None, data_dir=tmp_path)
     assert (settings.broker_groups, settings.data_dir) == (3, tmp_path)

@@ -77,7 +77,7 @@ def test_the_stacks_name_threads_and_what_they_are_in() -> None:
     assert threading.current_thread().name not in found
 
 
-def test_of_many_threads_and_frames_only_some_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stacks_of_many_threads_and_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, end = threading.Barrier(4), threading.Event()
 
     def deep(levels: int) -> None:

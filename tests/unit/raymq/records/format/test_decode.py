@@ -503,7 +503,7 @@ def test_what_is_not_a_delay_level_leaves_the_tag_code(level: str) -> None:
 
 
 @pytest.mark.parametrize("extra", [{"RMQ_PID": "p"}, {"RMQ_PID": "p", "RMQ_EPOCH": "x", "RMQ_SEQ": "1"}])
-def test_a_dedup_identity_that_is_not_whole_is_none(extra: dict[str, str]) -> None:
+def test_an_incomplete_dedup_identity_is_ignored(extra: dict[str, str]) -> None:
     assert dispatch_view(stamped(encode(Message("orders", b"x"), extra_properties=extra))).producer is None
 
 

@@ -50,7 +50,7 @@ def test_a_queue_that_does_not_exist_has_no_units(reader):
     assert len(reader.units("orders", 0, 0, 0)) == 0
 
 
-def test_of_a_queues_file_no_more_is_read_than_is_looked_at(root, reader):
+def test_recovery_reads_no_more_of_a_queue_file_than_it_checks(root, reader):
     reader.units("orders", 0, 90, 1)
     assert map_flags(next((root / "consumequeue" / "orders" / "0").iterdir())) >= {"rr"}
 

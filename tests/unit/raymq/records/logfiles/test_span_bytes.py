@@ -32,13 +32,13 @@ class Units:
         return found
 
 
-def told(reader: Any, start: int, end: int) -> list[int]:
+def reported_bytes(reader: Any, start: int, end: int) -> list[int]:
     return span_bytes(reader, "orders", 0, start, end)
 
 
 def test_a_short_span_is_exact_over_the_edges_of_files() -> None:
     sizes = np.arange(100, 20_100)
-    parts = told(Units(sizes), 700, 12_345)
+    parts = reported_bytes(Units(sizes), 700, 12_345)
     assert len(parts) == SPAN_PARTS
     assert sum(parts) == int(sizes[700:12_345].sum())
     assert parts[0] == int(sizes[700 : 700 + (12_345 - 700) // SPAN_PARTS].sum())
@@ -46,13 +46,13 @@ def test_a_short_span_is_exact_over_the_edges_of_files() -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 31])
 def test_a_span_of_few_offsets_has_as_many_parts(count: int) -> None:
-    assert told(Units(np.full(100, 7)), 3, 3 + count) == [7] * count
+    assert reported_bytes(Units(np.full(100, 7)), 3, 3 + count) == [7] * count
 
 
 def test_a_long_span_is_estimated_from_few_units() -> None:
     sizes = np.concatenate((np.full(500_000, 200), np.full(500_000, 2000)))
     reader = Units(sizes)
-    parts = told(reader, 0, len(sizes))
+    parts = reported_bytes(reader, 0, len(sizes))
     assert sum(parts) == pytest.approx(int(sizes.sum()), rel=0.02)
     assert sum(parts[:16]) * 9 < sum(parts[16:])
     assert reader.read <= SPAN_PARTS * 8 * 128
@@ -61,5 +61,5 @@ def test_a_long_span_is_estimated_from_few_units() -> None:
 def test_offsets_without_a_record_and_offsets_that_are_gone() -> None:
     sizes = np.full(64, 100)
     sizes[::2] = PRE_BLANK_SIZE
-    assert sum(told(Units(sizes), 0, 64)) == 3200
-    assert told(Units(np.full(100, 7), first=50), 0, 10) == [1024] * 10
+    assert sum(reported_bytes(Units(sizes), 0, 64)) == 3200
+    assert reported_bytes(Units(np.full(100, 7), first=50), 0, 10) == [1024] * 10

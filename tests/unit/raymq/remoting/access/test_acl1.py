@@ -168,7 +168,7 @@ def test_a_file_that_is_refused_says_where_and_no_secret(text: str, says: str) -
     assert "s3cret" not in str(caught.value)
 
 
-def test_of_the_same_access_key_the_first_counts_and_unknown_keys_are_named() -> None:
+def test_the_first_of_equal_access_keys_counts_and_unknown_keys_are_named() -> None:
     account = "accounts: [{accessKey: account, secretKey: 1234567, %s: %s}]"
     read = read_acl1([("a", account % ("defaultTopicPerm", "PUB")), ("b", account % ("defaulttopicPerm", "SUB"))])
     assert [one.topic_default for one in read.accounts] == [Perm.PUB]

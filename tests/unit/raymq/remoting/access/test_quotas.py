@@ -56,7 +56,7 @@ def test_a_clock_that_goes_back_fills_nothing():
     assert quotas.wait_ms(USER, 1000, 1, 0) == 1000
 
 
-def test_what_was_read_leaves_a_debt_that_the_next_one_waits_for():
+def test_a_read_over_the_quota_delays_the_next_read():
     quotas, reader = Quotas(CONSUME_BOUNDS, "consumed "), replace(READER, consume_messages_per_second=10)
     quotas.require_left(reader, 0)
     quotas.charge(reader, 3000, 5, 0)

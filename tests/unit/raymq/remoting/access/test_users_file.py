@@ -70,7 +70,7 @@ def test_users_with_their_policies_are_read(tmp_path: Path) -> None:
         ("users: [{name: rmq_sys_internal, secret: xs3cretx}]", "own actors"),
     ],
 )
-def test_what_it_must_not_hold_is_told_without_secrets(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_about_the_users_file_contain_no_secrets(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         read(tmp_path, text)
     assert "s3cret" not in str(caught.value)

@@ -39,7 +39,7 @@ from tests.support.history.waiting import eventually
 LOST = (EOFError, OSError)
 
 
-def test_of_several_requests_under_way_each_gets_its_answer(server, way):
+def test_each_of_several_requests_in_flight_gets_its_answer(server, way):
     with closing(Lane(server.address, **way[1])) as lane:
         deadline_s = time.monotonic() + WAIT_S
         for body in (b"one", b"two"):
@@ -303,7 +303,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
         handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
 
 
-def test_a_client_of_another_version_is_told(monkeypatch, connect, server):
+def test_a_client_of_another_version_gets_an_error(monkeypatch, connect, server):
     hello = handshake.make_hello(version=7)
     with pytest.raises(LaneRefusedError, match="speaks version 7, this client version 3"):
         handshake.make_reply(b"s" * 32, hello)
@@ -349,7 +349,7 @@ def test_a_lane_is_its_users_from_the_handshake_on(server_with_users, connect, w
 @pytest.mark.parametrize(
     "wrong", [None, BOB, Identity("alice", BOB.key), Identity("", ALICE.key)], ids=["nobody", "unknown", "key", "empty"]
 )
-def test_who_does_not_sign_as_a_user_gets_no_lane_and_hears_why(server_with_users, connect, wrong):
+def test_a_client_without_a_signature_gets_no_lane_and_a_reason(server_with_users, connect, wrong):
     name = "" if wrong is None else wrong.user
     with acting_as(wrong), pytest.raises(LaneRefusedError, match=f"does not take user '{name}'"):
         connect(server_with_users.address)
@@ -620,7 +620,7 @@ def half_a_frame(opened: Lane, size: int) -> None:
     opened._stream.sendall(pack_header(size, ECHO, 0, 0, 99, checked=opened._checked) + bytes(70_000))
 
 
-def test_when_the_turn_would_come_late_the_client_is_told_how_late(monkeypatch):
+def test_a_client_whose_turn_would_be_late_gets_the_delay(monkeypatch):
     monkeypatch.setattr(lane_server, "LARGE_FRAMES_BYTES", 1 << 20)
     monkeypatch.setattr(lane_server, "LONGEST_TURN_WAIT_S", 0.0)
     server = echo_server()

@@ -101,7 +101,7 @@ def test_topics_beyond_the_limit_are_summed(ray_metrics):
         assert ray_metrics.value("raymq_timing_messages", topic="(other)") == 2 + 3 + 4
 
 
-def test_of_times_beyond_the_limit_the_largest_is_shown(ray_metrics):
+def test_an_error_shows_the_largest_time_beyond_the_limit(ray_metrics):
     def source(reporter):
         for number in range(4):
             lag = {"consumer_group": f"g{number}", "topic": "t", "is_retry": False, "is_system": False}

@@ -32,7 +32,7 @@ class Lines:
         yield from self._lines
 
 
-class Kept:
+class RecordingProducer:
     """A producer that keeps sent messages, and fails while `error` is set."""
 
     def __init__(self) -> None:
@@ -49,12 +49,12 @@ class Kept:
         self.closed = True
 
 
-def dispatcher(kept: Kept) -> TraceDispatcher:
+def dispatcher(kept: RecordingProducer) -> TraceDispatcher:
     return TraceDispatcher(lambda: kept, share=1.0)
 
 
 def test_contexts_that_gather_are_one_message_with_the_keys_of_all() -> None:
-    kept = Kept()
+    kept = RecordingProducer()
     traces = dispatcher(kept)
     traces.put(Lines(("a", ("1", "k")), ("b", ("2", "k"))))
     traces.put(Lines(("c", ("3", ""))))
@@ -71,7 +71,7 @@ def test_contexts_that_gather_are_one_message_with_the_keys_of_all() -> None:
     ids=["text", "keys"],
 )
 def test_a_trace_message_is_bounded(text: str, key: str, count: int) -> None:
-    kept = Kept()
+    kept = RecordingProducer()
     traces = dispatcher(kept)
     traces.put(Lines(*((text, (key.format(number),)) for number in range(count))))
     traces.close(LONG_S)
@@ -82,9 +82,9 @@ def test_a_trace_message_is_bounded(text: str, key: str, count: int) -> None:
         assert sum(len(key) for key in message.keys) < TRACE_KEYS_MAX + 1010
 
 
-def test_what_finds_the_buffer_full_is_dropped_and_counted() -> None:
+def test_records_that_find_the_buffer_full_are_dropped_and_counted() -> None:
     entered, may_go = threading.Event(), threading.Event()
-    kept = Kept()
+    kept = RecordingProducer()
 
     def connect() -> TraceProducer:
         entered.set()
@@ -103,7 +103,7 @@ def test_what_finds_the_buffer_full_is_dropped_and_counted() -> None:
 
 
 def test_a_failure_is_counted_and_the_next_records_are_sent() -> None:
-    kept = Kept()
+    kept = RecordingProducer()
     kept.error = ServiceNotAvailableError("the broker is away")
     traces = dispatcher(kept)
     failed = threading.Event()
@@ -136,7 +136,7 @@ def test_without_a_connection_nothing_is_raised() -> None:
 
 
 def test_nothing_is_taken_after_the_end() -> None:
-    kept = Kept()
+    kept = RecordingProducer()
     traces = dispatcher(kept)
     traces.close(LONG_S)
     traces.put(Lines(("x", ())))

@@ -168,7 +168,7 @@ def test_names_are_forgotten_after_a_day_which_one_more_does_not_put_off(names: 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"topics": 3}', '{"topics": {"names": ["a"]}}', '{"topics": []}'])
-def test_a_file_that_is_none_completes_nothing_and_is_replaced(names: Path, content: str) -> None:
+def test_an_unreadable_completion_file_is_ignored_and_replaced(names: Path, content: str) -> None:
     names.parent.mkdir()
     names.write_text(content)
     assert known_names.known_names("topics") == []

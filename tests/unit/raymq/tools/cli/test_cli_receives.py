@@ -54,7 +54,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(cli.cli, ["receive", "g", "frames", *words])
 
 
-def test_it_acknowledges_what_it_has_printed(consumer: Consumer) -> None:
+def test_receive_acknowledges_printed_messages(consumer: Consumer) -> None:
     done = run("--max", "5", "--invisible", "30", "--wait", "1")
     assert done.exit_code == 0, done.output
     assert "broker-a:0" in done.stdout
@@ -62,13 +62,13 @@ def test_it_acknowledges_what_it_has_printed(consumer: Consumer) -> None:
     assert consumer.calls == [("subscribe", "frames", "*"), ("receive", 5, 30.0, 1.0), ("ack", [7, 8])]
 
 
-def test_what_it_keeps_has_handles_and_is_not_acknowledged(consumer: Consumer) -> None:
+def test_kept_messages_have_handles_and_are_not_acknowledged(consumer: Consumer) -> None:
     done = run("--keep")
     assert "handle-7" in done.stdout
     assert [call[0] for call in consumer.calls] == ["subscribe", "receive"]
 
 
-def test_it_acknowledges_by_handles_without_a_receive(consumer: Consumer) -> None:
+def test_receive_acknowledges_by_handles_without_a_receive(consumer: Consumer) -> None:
     done = run("--ack", "handle-7", "--ack", "handle-8")
     assert "acknowledged 1 of 2" in done.output
     assert consumer.calls == [("ack_handles", "frames", "handle-7", "handle-8")]

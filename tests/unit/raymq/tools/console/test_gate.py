@@ -161,7 +161,7 @@ def test_a_part_of_a_page_leads_to_the_login_and_back_to_the_whole_page(stranger
     assert (answer.status, answer.headers["hx-redirect"]) == (401, login)
 
 
-def test_who_logs_out_is_a_stranger_also_with_the_old_cookie(admin: AsgiClient):
+def test_a_logged_out_user_has_no_access_even_with_the_old_cookie(admin: AsgiClient):
     old = dict(admin.cookies)
     assert admin.post("/logout").status == 303
     admin.cookies = old

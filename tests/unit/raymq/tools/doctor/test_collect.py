@@ -101,7 +101,7 @@ def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
     assert len(copies) == 2
 
 
-def test_this_ray_tells_its_health_checks():
+def test_the_installed_ray_reports_its_health_checks():
     """Ray's class is private. If it has moved, the check reports that Ray does not say."""
     assert health_checks() is not None
 
@@ -184,5 +184,5 @@ def test_a_prometheus_that_does_not_answer_is_an_error_in_words():
 
 
 @pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd"])
-def test_a_url_that_is_none_is_an_error_and_not_read(url):
+def test_an_illegal_url_is_an_error_and_is_not_read(url):
     assert "does not begin with http" in collect_prometheus(url).error

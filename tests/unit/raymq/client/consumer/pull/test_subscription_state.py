@@ -340,7 +340,7 @@ def test_queues_take_turns():
     assert [queue for queue, _ in poll(core)] == [0, 0, 2, 2, 2]
 
 
-def test_what_was_peeked_but_not_taken_comes_again():
+def test_peeked_messages_are_returned_again_until_they_are_taken():
     core = make(Q0)
     fetch(core, Q0, 0, 1)
     assert [offsets_of(part) for part in core.peek(9)] == [[0, 1]]

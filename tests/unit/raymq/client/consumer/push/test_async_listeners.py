@@ -148,7 +148,7 @@ def test_a_list_is_awaited_once_and_may_be_done_up_to_a_message(listener):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
-def test_what_would_end_the_loop_fails_its_own_message_only(listener, error):
+def test_an_error_that_would_end_the_loop_fails_only_its_own_message(listener, error):
     listener.answers["a"] = error
     pool = pool_of(listener)
     [failure] = run(pool, request_of("a")).failures

@@ -81,7 +81,7 @@ def test_an_instance_that_nobody_hosts_in_time_does_not_run(cluster):
         cluster.instance.wait_running(0.02)
 
 
-def test_it_is_stopped_in_calls_that_are_repeated_until_it_has_finished(cluster):
+def test_stop_calls_are_repeated_until_the_instance_has_finished(cluster):
     cluster.instance.wait_running(1.0)
     cluster.answers = [False, False, True]
     assert cluster.instance.stop(60.0) == ""

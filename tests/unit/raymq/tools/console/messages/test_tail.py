@@ -42,7 +42,7 @@ def tails_of(topic: Topic, *, rate: int = 1_000_000, max_viewers: int = 20) -> T
     return Tails(topic.read, rate=rate, max_viewers=max_viewers, round_s=0.001)
 
 
-async def begun(viewer: Viewer) -> None:
+async def wait_for_begin(viewer: Viewer) -> None:
     """From now on the viewer sees arriving messages."""
     assert await next_event(viewer) == TailEvent((), 0, "")
 
@@ -56,7 +56,7 @@ def test_a_tail_begins_at_the_end_and_shows_what_comes() -> None:
         topic.messages = ["old"]
         tails = tails_of(topic)
         viewer = tails.open("t", lambda _: True)
-        await begun(viewer)
+        await wait_for_begin(viewer)
         topic.messages += ["a", "b"]
         assert await next_event(viewer) == TailEvent(("a", "b"), 0, "")
         tails.close()
@@ -68,8 +68,8 @@ def test_viewers_share_a_reader_which_ends_with_the_last_one() -> None:
     async def test(topic: Topic) -> None:
         tails = tails_of(topic)
         first, second = tails.open("t", lambda _: True), tails.open("t", lambda text: text == "b")
-        await begun(first)
-        await begun(second)
+        await wait_for_begin(first)
+        await wait_for_begin(second)
         topic.messages += ["a", "b"]
         assert (await next_event(first), await next_event(second)) == (
             TailEvent(("a", "b"), 0, ""),
@@ -91,7 +91,7 @@ def test_more_than_the_rate_is_passed_over_and_counted() -> None:
     async def test(topic: Topic) -> None:
         tails = tails_of(topic, rate=10_000)  # ten of each read
         viewer = tails.open("t", lambda _: True)
-        await begun(viewer)
+        await wait_for_begin(viewer)
         topic.messages += [str(number) for number in range(100)]
         event = await next_event(viewer)
         assert event is not None
@@ -114,7 +114,7 @@ def test_a_slow_viewer_loses_the_oldest_and_is_told() -> None:
     run(test)
 
 
-def test_an_error_is_told_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_and_its_end_are_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAIL_ERROR_PAUSE_S", 0.001)
 
     async def test(topic: Topic) -> None:
@@ -160,7 +160,7 @@ def test_closing_ends_the_events_of_all_and_admits_nobody() -> None:
         async def watch() -> list[TailEvent | None]:
             return [event async for event in viewer.events()]
 
-        await begun(viewer)
+        await wait_for_begin(viewer)
         watching = asyncio.create_task(watch())
         tails.close()
         assert await watching == []
