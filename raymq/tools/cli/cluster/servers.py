@@ -178,21 +178,21 @@ Shown = Iterator[str | Table]
 
 
 def _some(names: list[str], rows: list[list[Any]]) -> list[Table]:
-    """A table, unless it has no rows."""
+    """Return a table, unless it has no rows."""
     return [Table(names, rows)] if rows else []
 
 
 def _problems(status: ClusterStatus) -> Shown:
     """Return the faults with their remedies, and the servers that only super users see."""
     if status.refused:
-        yield f"super users see more: {', '.join(status.refused)} do not show this user how they are"
+        yield f"super users see more: {', '.join(status.refused)} do not show this user their state"
     yield from _some(
         ["problem at", "state", "seen", "do"], [[one.where, one.state, one.seen, one.do] for one in status.problems]
     )
 
 
 def _brokers(status: ClusterStatus) -> Shown:
-    """The brokers, and the settings that differ from raymq.yaml."""
+    """Return the brokers, and the settings that differ from raymq.yaml."""
     yield Table(
         ["broker", "state", "topics", "groups"],
         [
@@ -207,7 +207,7 @@ def _brokers(status: ClusterStatus) -> Shown:
 
 
 def _stores(status: ClusterStatus) -> Shown:
-    """The running stores, and the stores on disk that do not run."""
+    """Return the running stores, and the stores on disk that do not run."""
     yield Table(
         ["store", "state", "queues", "log bytes", "not flushed", "directory"],
         [
@@ -229,7 +229,7 @@ def _stores(status: ClusterStatus) -> Shown:
 
 
 def _replication(status: ClusterStatus) -> Shown:
-    """The master of each broker group with several replicas, and the state of each replica."""
+    """Return the master of each broker group with several replicas, and the state of each replica."""
     for controller in status.replication:
         groups = controller.groups
         yield Table(
@@ -255,12 +255,12 @@ def _replication(status: ClusterStatus) -> Shown:
 
 
 def _led(group: ReplicaGroupReport) -> str:
-    """Why a broker group has no master, or what its master lacked when it was elected."""
+    """Return why a broker group has no master, or what its master lacked when it was elected."""
     return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
 
 
 def _transactions(status: ClusterStatus) -> Shown:
-    """The open transactions at the masters' stores, and the age of the oldest."""
+    """Return the open transactions at the masters' stores, and the age of the oldest."""
     now_ms = time.time_ns() // 1_000_000
     waiting = [
         [
@@ -275,7 +275,7 @@ def _transactions(status: ClusterStatus) -> Shown:
 
 
 def _deletions(status: ClusterStatus) -> Shown:
-    """How many log files were deleted early because a disk was full, and whose messages were lost unread."""
+    """Return the number of log files that a full disk deleted early, and the groups that lost unread messages."""
     files = sum(store.retention.young_files_deleted for store in status.stores if store.retention)
     if not files:
         return
@@ -285,7 +285,7 @@ def _deletions(status: ClusterStatus) -> Shown:
 
 
 def _refusals(status: ClusterStatus) -> Shown:
-    """The kinds of requests that servers refused because they were busy."""
+    """Return the kinds of requests that servers refused because they were busy."""
     servers: tuple[BrokerReport | StoreReport, ...] = (*status.brokers, *status.stores)
     refused = [
         [server.actor, kind.kind, kind.refused_full, kind.refused_late, kind.most, round(kind.longest_ms)]
@@ -297,7 +297,7 @@ def _refusals(status: ClusterStatus) -> Shown:
 
 
 def _services(status: ClusterStatus) -> Shown:
-    """The Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
+    """Return the Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
     served = Counter(one.actor for one in (*status.groups, *status.instances))
     yield Table(
         ["service", "state", "serves"],

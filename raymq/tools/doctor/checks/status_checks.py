@@ -1,4 +1,4 @@
-"""Checks of the report of `raymq status`: the servers, the stores and the copies of a running raymq.
+"""Checks of the report of `raymq status`: the servers, the stores and the replicas of a running raymq.
 
 `raymq status`, `raymq doctor` and the console show their findings, so all three name the same object, fault and remedy.
 """
@@ -19,7 +19,7 @@ MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 
 
 def servers(status: ClusterStatus) -> list[Finding]:
-    """Every server answers. A storage actor that answers that its store is closed is a matter of `stores_open`."""
+    """Check that every server answers. `stores_open` reports storage actors that answer with a closed store."""
     closed = {store.actor for store in status.stores if store.closed}
     entries = [entry for entry in status.servers if entry.actor not in closed]
     silent = [
@@ -35,19 +35,21 @@ def servers(status: ClusterStatus) -> list[Finding]:
 
 
 def shown(status: ClusterStatus) -> list[Finding]:
-    """Every server shows this user its state."""
+    """Check that every server shows this user its state."""
     if status.refused:
-        return [warn(f"not shown to this user: {', '.join(status.refused)}", "run it as a super user (RAYMQ_USER)")]
+        return [
+            warn(f"not shown to this user: {', '.join(status.refused)}", "run the command as a super user (RAYMQ_USER)")
+        ]
     return [ok("no server refuses this user")]
 
 
 def brokers_ready(status: ClusterStatus) -> list[Finding]:
-    """Every broker has read its state."""
+    """Check that every broker has read its state."""
     entries = [broker for broker in status.brokers if not broker.error]
     waiting = [
         fail(
             f"is not ready: {entry.waiting_for}",
-            "see its store: a broker reads its state from there",
+            "see its store, from which the broker reads its state",
             entry.actor,
         )
         for entry in entries
@@ -57,7 +59,7 @@ def brokers_ready(status: ClusterStatus) -> list[Finding]:
 
 
 def stores_open(status: ClusterStatus) -> list[Finding]:
-    """Every storage actor could open its store."""
+    """Check that every storage actor has opened its store."""
     closed = [
         fail(f"the store is closed: {store.error}", _disk_advice(status, store), store.actor)
         for store in status.stores
@@ -67,10 +69,10 @@ def stores_open(status: ClusterStatus) -> list[Finding]:
 
 
 def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
-    """Advice about a store's disk, by whether another replica is in sync."""
+    """Return advice about a store's disk. The advice depends on whether another replica is in sync."""
     look = (
-        "look for errors of the disk in the kernel's log (dmesg); the store opens by itself once its directory can be "
-        "read and written"
+        "look for disk errors in the kernel's log (dmesg); the store opens by itself as soon as its directory is "
+        "readable and writable"
     )
     for group in status.replica_groups:
         if group.broker == store.broker_name and any(str(one) != store.replica for one in group.in_sync):
@@ -81,8 +83,8 @@ def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
 
 
 def stores_on_disk(status: ClusterStatus) -> list[Finding]:
-    """Every store on the disks of the running stores' nodes runs."""
-    do = "`raymq down` and `raymq up` without broker_groups start it; move its directory away if it is not needed"
+    """Check that every store on the disks of the running stores' nodes runs."""
+    do = "`raymq down` and `raymq up` without broker_groups start it; if it is not needed, move its directory away"
     stopped = [
         warn(f"{one.directory} holds a store that does not run", do, one.broker) for one in status.stopped_stores
     ]
@@ -90,20 +92,20 @@ def stores_on_disk(status: ClusterStatus) -> list[Finding]:
 
 
 def _replicas_ok(status: ClusterStatus, seen: str) -> list[Finding]:
-    """All is well with the replicas, if there are any."""
+    """Return a finding that the check of the replicas passed, if there are replicas."""
     return [ok(seen if status.replica_groups else "nothing is replicated")]
 
 
 def masters(status: ClusterStatus) -> list[Finding]:
-    """Every broker group of several replicas is led."""
+    """Check that every broker group with several replicas has a master."""
     groups = status.replica_groups
     do = "start the nodes with its replicas; `raymq status` shows them"
     leaderless = [fail(group.reason, do, group.broker) for group in groups if group.reason]
-    return leaderless or _replicas_ok(status, f"replicated broker groups that are led: {len(groups)}")
+    return leaderless or _replicas_ok(status, f"replicated broker groups with a master: {len(groups)}")
 
 
 def stores_writable(status: ClusterStatus) -> list[Finding]:
-    """Every store that leads takes messages, and no disk has failed."""
+    """Check that every master's store accepts messages, and that no disk has failed."""
     stores = [store for store in status.stores if not store.error]
     following = {"SLAVE", "LEARNER"}
     refusing = [
@@ -119,7 +121,7 @@ def stores_writable(status: ClusterStatus) -> list[Finding]:
 
 
 def places(status: ClusterStatus) -> list[Finding]:
-    """The replicas of a group are on different machines."""
+    """Check that the replicas of a broker group are on different machines."""
     found = []
     for group in status.replica_groups:
         nodes = Counter(replica.node for replica in group.replicas if replica.node)
@@ -128,21 +130,21 @@ def places(status: ClusterStatus) -> list[Finding]:
             found.append(
                 warn(
                     f"several replicas are on {', '.join(shared)}",
-                    "add nodes and let `spread` be on: one broken machine takes them all",
+                    "add nodes and set `spread`: now one broken machine takes all these replicas",
                     group.broker,
                 )
             )
-    return found or _replicas_ok(status, "replicas are on machines of their own")
+    return found or _replicas_ok(status, "all replicas of a group are on different machines")
 
 
 def undamaged(status: ClusterStatus) -> list[Finding]:
-    """No log has damaged records, and no file of a store was found damaged when it was opened."""
+    """Check that no log has damaged records, and that no store found a damaged file when it opened."""
     do = (
-        "check the disk; good bytes of another replica replace the damaged ones by themselves; until then each reader "
-        "gets an error for the damaged message, and goes on with the next one"
+        "check the disk; raymq replaces the damaged bytes by the intact bytes of another replica; until then each "
+        "reader gets an error for the damaged message, and continues with the next message"
     )
     found = []
-    do_file = "check the disk, which has changed bytes of a file; the store has corrected the file or made it again"
+    do_file = "check the disk, which has changed bytes of a file; the store has corrected or rebuilt the file"
     for store in status.stores:
         for hole in store.holes:
             seen = f"{hole.size} damaged bytes at {hole.offset} of its log: {hole.reason}"
@@ -153,33 +155,29 @@ def undamaged(status: ClusterStatus) -> list[Finding]:
 
 
 def nothing_lost(status: ClusterStatus) -> list[Finding]:
-    """No master was elected without acknowledged messages, and no recovery has cut bytes off a log."""
-    do_elected = (
-        "messages are gone from the group: docs/cluster.md, 'When a replica has lost messages', says what is left"
-    )
+    """Check that no elected master lacks acknowledged messages, and that no recovery has cut off a log's end."""
+    do_elected = "the group has lost messages: see docs/cluster.md, 'When a replica has lost messages'"
     found = [fail(f"elected although {one.loss}", do_elected, one.broker) for one in status.replica_groups if one.loss]
     for store in status.stores:
         if store.cut_bytes:
             seen = f"{store.cut_bytes:,} bytes were cut off the end of its log when it was opened"
-            do = (
-                "usual after a crash: nobody had an acknowledgement. Else check the disk; lost+cut/ there has the bytes"
-            )
+            do = "usual after a crash: nobody had an acknowledgement. Else check the disk; its lost+cut/ has the bytes"
             found.append(warn(seen, do, store.actor))
     return found or [ok("no message was lost")]
 
 
 def followers(status: ClusterStatus) -> list[Finding]:
-    """No replica refuses to follow its master."""
+    """Check that no replica refuses to follow its master."""
     do = (
-        "only it has these messages: docs/cluster.md, 'Messages that only one replica has', says how to keep them or "
-        "give them up"
+        "only this replica has these messages: see docs/cluster.md, 'Messages that only one replica has', to keep or "
+        "delete them"
     )
     refusing = [fail(store.refusal, do, store.actor) for store in status.stores if store.refusal]
     return refusing or _replicas_ok(status, "no replica refuses to follow")
 
 
 def copies(status: ClusterStatus) -> list[Finding]:
-    """Messages are on more than one disk."""
+    """Check that each message is on more than one disk."""
     replicated = {group.broker for group in status.replica_groups if len(group.replicas) > 1}
     brokers = {broker.actor for broker in status.brokers}
     single = sorted(brokers - replicated)
@@ -194,18 +192,18 @@ def copies(status: ClusterStatus) -> list[Finding]:
 
 
 def spare_replicas(status: ClusterStatus) -> list[Finding]:
-    """A group goes on without one of its replicas."""
+    """Check that each broker group continues without one of its replicas."""
     found = []
     for group in status.replica_groups:
         able = len(group.replicas) - len(group.learners)
         if able > 1 and group.min_in_sync_replicas >= able:
-            seen = f"min_in_sync_replicas is {able}, as many as there are"
-            found.append(warn(seen, "one less: now a single replica that is away stops all sends", group.broker))
-    return found or _replicas_ok(status, "one replica less stops nothing")
+            seen = f"min_in_sync_replicas is {able}, the number of replicas"
+            found.append(warn(seen, "reduce it by one: now one lost replica stops all sends", group.broker))
+    return found or _replicas_ok(status, "the loss of one replica stops no broker group")
 
 
 def in_sync(status: ClusterStatus) -> list[Finding]:
-    """Every replica follows its master closely."""
+    """Check that every replica is in sync with its master."""
     found = []
     for group in status.replica_groups:
         able = [one.replica for one in group.replicas if one.replica not in group.learners]
@@ -213,29 +211,31 @@ def in_sync(status: ClusterStatus) -> list[Finding]:
         if not behind:
             continue
         seen = f"{len(group.in_sync)} of {len(able)} in sync; behind: {', '.join(map(str, behind))}"
-        do = "a replica that runs catches up by itself; a node that is gone is replaced after `replace_after_s`"
+        do = "a running replica catches up by itself; the replicas of a lost node are replaced after `replace_after_s`"
         is_short = len(group.in_sync) < group.min_in_sync_replicas
         found.append((fail if is_short else warn)(seen, do, group.broker))
     return found or _replicas_ok(status, "all replicas are in sync")
 
 
 def delayed(status: ClusterStatus) -> list[Finding]:
-    """Delayed messages are delivered in time."""
+    """Check that delayed messages are delivered in time."""
     found = []
     for store in status.stores:
         schedule = store.schedule
         if schedule and schedule.late_ms > DELAY_LATE_MS:
             seen = f"delivered {schedule.late_ms / 1000:,.0f} s late, {sum(schedule.pending.values()):,} wait"
-            found.append(warn(seen, "the disk or the machine cannot keep up: see its load and flush time", store.actor))
+            found.append(
+                warn(seen, "the disk or the machine is too slow: see its load and the time of a flush", store.actor)
+            )
     return found or [ok("delayed messages are delivered in time")]
 
 
 def deleted_unread(status: ClusterStatus) -> list[Finding]:
-    """No full disk has taken messages before a group read them."""
+    """Check that no store with a full disk has deleted messages that a group had not read."""
     found = [
         fail(
             f"{entry.messages:,} messages of {entry.topic} were deleted unread",
-            "a larger disk, or `clean_file_forcibly_enable: false`",
+            "use a larger disk, or set `clean_file_forcibly_enable: false`",
             entry.group,
         )
         for broker in status.brokers
@@ -256,7 +256,7 @@ PROBLEM_CHECKS: Final[Mapping[str, Judge]] = {
     "replicas follow": followers,
     "in sync": in_sync,
 }
-"""The checks of what is broken or damaged, by name."""
+"""The checks for faults and damage, by name."""
 ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "servers shown": shown,
     "replicas apart": places,
@@ -265,11 +265,11 @@ ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "delayed messages": delayed,
     "deleted unread": deleted_unread,
 }
-"""The checks of how the cluster is set up, and of what follows from load, by name."""
+"""The checks of the cluster's settings and load, by name."""
 
 
 def problems_of(status: ClusterStatus) -> list[Finding]:
-    """Return the findings about what is broken or damaged, failures first. Empty if all is well."""
+    """Return the findings of the checks for faults and damage, failures first. Empty if all checks passed."""
     found = [
         replace(one, check=name)
         for name, judge in PROBLEM_CHECKS.items()
