@@ -42,7 +42,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.telemetry.metrics.client_figures import ClientMetrics
 from tests.support.clients.fakes import WAIT_S
 from tests.support.history.waiting import eventually
-from tests.unit.actors.broker.test_state_log import Gate, Sender, Store
+from tests.unit.actors.broker.test_state_log import CallGate, Sender, Store
 
 TIMEOUT_S = 10.0
 FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -265,7 +265,7 @@ def commit(client: BrokerClient, queue_id: int, offset: int, timeout_s: float = 
 
 
 def test_commits_of_many_threads_share_writes_and_hold_up_no_other_call(broker, lane_client):
-    gate = Gate()
+    gate = CallGate()
     broker.send.before = gate
     written = len(broker.send.writes)
     with ThreadPoolExecutor(9) as threads:
@@ -283,7 +283,7 @@ def test_commits_of_many_threads_share_writes_and_hold_up_no_other_call(broker, 
 
 
 def test_a_commit_that_gets_no_answer_in_time_is_unknown_and_may_be_repeated(broker, lane_client):
-    gate = Gate()
+    gate = CallGate()
     broker.send.before = gate
     with pytest.raises(RequestTimeoutError):
         commit(lane_client, 0, 5, timeout_s=0.2)
@@ -307,7 +307,7 @@ def test_more_calls_at_a_time_than_lanes_wait_for_a_lane(broker, monkeypatch):
     monkeypatch.setattr(lane_pool, "LANES_MAX", 1)
     monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", WAIT_S)
     client, actor = client_of(broker, "unix", monkeypatch)
-    gate = Gate()
+    gate = CallGate()
     broker.send.before = gate
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(commit, client, 0, 1)
@@ -345,7 +345,7 @@ def test_the_clients_of_a_process_are_shared_until_they_are_closed(broker, monke
 
 def test_a_lane_whose_call_ends_after_its_client_was_closed_is_closed(broker, monkeypatch):
     client, _ = client_of(broker, "unix", monkeypatch)
-    gate = Gate()
+    gate = CallGate()
     broker.send.before = gate
     with ThreadPoolExecutor(1) as threads:
         under_way = threads.submit(commit, client, 0, 1)
