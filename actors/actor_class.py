@@ -7,11 +7,11 @@ value. The stand-in imports the real class only in the actor's process. There it
 first on the import path (raymq.client.cluster.server_path). `remote_function` does the same for a function that runs as
 a Ray task.
 
-If access is on, a stand-in is also the door of its server. Each method has a twin, named `signed_` and the method's
-name. The twin takes a signature and the pickled arguments, and asks the server's gate (actors.access.door) before it
-unpickles them. The plain methods then refuse calls. Both are in the same concurrency group. The keyword `access` of the
-stand-in's constructor, which the real class does not get, turns access on. raymq.remoting.access.stand_in makes the
-methods.
+If access is on, a stand-in also authenticates the calls of its server. Each method has a twin, named `signed_` and the
+method's name. The twin takes a signature and the pickled arguments, and lets actors.access.authenticated_server check
+the signature before it unpickles the arguments. The plain methods then refuse calls. Both are in the same concurrency
+group. The keyword `access` of the stand-in's constructor, which the real class does not get, turns access on.
+raymq.remoting.access.stand_in makes the methods.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ def actor_class(real: type) -> type:
 
         os.umask(0o077)  # a server's files are for its user only
         import_module("actors.server_log").configure(class_name)
-        self._door = None
+        self._authentication = None
         # before the real server is made, so that its lanes require users and its own calls are signed
         if access is not None:
-            self._door = import_module("actors.access.door").open_door(access, class_name)
+            self._authentication = import_module("actors.access.authenticated_server").start_authentication(
+                access, class_name
+            )
         self._real = getattr(import_module(module_name), class_name)(*args, **kwargs)
 
     # In __new__ and not in __init__: Ray makes the object before it unpickles the arguments, whose classes may be in

@@ -26,7 +26,7 @@ from typing import Any, Final
 import ray
 
 from actors import register
-from actors.access.door import access_for
+from actors.access.authenticated_server import access_for
 from actors.actor_class import actor_class
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S

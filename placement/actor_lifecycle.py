@@ -8,7 +8,7 @@ from typing import Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.access.door import access_for
+from actors.access.authenticated_server import access_for
 from actors.replica.storage_actor import StorageActor
 from placement.specs import StoragePlan
 from raymq.common.errors import NoPermissionError, RaymqError

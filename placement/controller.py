@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import ray
 
-from actors.access.door import access_for
+from actors.access.authenticated_server import access_for
 from actors.actor_class import actor_class
 from actors.core.replica.candidates import describe_lack
 from actors.core.replica.orders import Follow, GroupLeader, Order, Renew, ReplicaState

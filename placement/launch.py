@@ -16,7 +16,7 @@ from typing import Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.access.door import access_for
+from actors.access.authenticated_server import access_for
 from actors.broker.actor import BrokerActor
 from actors.nameserver import NameServerActor
 from actors.rebalance import start_rebalance

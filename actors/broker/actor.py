@@ -28,7 +28,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raymq
-from actors.access.door import access_for
+from actors.access.authenticated_server import access_for
 from actors.actor_class import actor_class
 from actors.broker.broker_metrics import BrokerMetrics, Clients
 from actors.broker.direct_appends import DirectAppends

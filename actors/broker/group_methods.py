@@ -21,7 +21,7 @@ from actors.broker.readings import take_readings
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.offsets import Owners, TopicCommits, is_dead
-from actors.core.broker.send_back import Returned, ReturnWriter, read_replayed, read_returned
+from actors.core.broker.send_back import ReturnedRecord, ReturnWriter, read_replayed, read_returned
 from actors.core.broker.state import BrokerState, Change
 from actors.core.broker.stats import GROUP_GET_NUMS, SNDBCK2DLQ_TIMES, SNDBCK_PUT_NUMS
 from raymq.common.config.cluster import BrokerSettings
@@ -417,7 +417,7 @@ class GroupMethods(ABC):
         config = self._log.ready().require_group(group)
         self._store_returned(config, read_replayed(records))
 
-    def _store_returned(self, config: GroupConfig, returned: Sequence[Returned]) -> None:
+    def _store_returned(self, config: GroupConfig, returned: Sequence[ReturnedRecord]) -> None:
         with self._returns_lock:
             self._returns.store_host_ipv6 = ":" in self._store.storage.describe().store_host[0]
             batches = self._returns.batches(config.group, returned, config.retry_queue_nums)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from actors.access.door import lane_guard, lane_users
+from actors.access.authenticated_server import lane_guard, lane_users
 from actors.request_pool import RequestKind, RequestPool
 from raymq.common.config.cluster import BrokerOptions
 from raymq.common.errors import RaymqError

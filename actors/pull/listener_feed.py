@@ -28,8 +28,8 @@ from typing import Final
 import numpy as np
 from ray.exceptions import ActorDiedError, RayActorError
 
-from actors.access.door import lane_guard, lane_meter, lane_users
-from actors.core.access.meter import Portion
+from actors.access.authenticated_server import lane_guard, lane_meter, lane_users
+from actors.core.access.meter import ReadLimit
 from actors.core.consume.consume_service import Reaction, SendBack
 from actors.core.consume.process_queue import ConsumeTask
 from actors.core.consume.process_queues import PauseState
@@ -191,7 +191,7 @@ class _Question:
 
     answer: Callable[[bytes], None]
     asked_s: float
-    portion: Portion | None
+    portion: ReadLimit | None
     handed: Callable[[int, int], None]
 
 
@@ -314,7 +314,7 @@ class ListenerFeed:
         epoch: int,
         got: int,
         answer: Callable[[bytes], None],
-        portion: Portion | None = None,
+        portion: ReadLimit | None = None,
         handed: Callable[[int, int], None] = lambda size_bytes, messages: None,
     ) -> None:
         """Answer a question of the Listener's process `life` for tasks, now or within about NEXT_WAIT_S.

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import ray
 
-from actors.access.door import lane_guard, lane_meter, lane_users
+from actors.access.authenticated_server import lane_guard, lane_meter, lane_users
 from actors.actor_class import actor_class
 from actors.core.replica.append_limit import AppendLimit
 from actors.core.replica.deleted_topics import DeletedTopics, topics_of_state

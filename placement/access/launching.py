@@ -17,7 +17,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.access.door import ServerAccess, hand_on
+from actors.access.authenticated_server import ServerAccess, hand_on
 from actors.actor_class import remote_function
 from placement.inventory import head_node_id, running
 from raymq.common import identity

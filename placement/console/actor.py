@@ -25,7 +25,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.access.door import access_for, door_here
+from actors.access.authenticated_server import access_for, authenticated_server
 from actors.actor_class import actor_class
 from actors.options import PERSISTENT
 from placement.actor_lifecycle import end_actor
@@ -116,8 +116,8 @@ class ConsoleService:
 def application_settings(options: ConsoleOptions) -> ConsoleSettings:
     """Return the application's settings on this node. ConfigError for a token that cannot be read, and for an address
     that other machines reach while the cluster has neither tokens nor users."""
-    door = door_here()
-    open_to_all = not cluster_has_tokens() and door is None
+    server = authenticated_server()
+    open_to_all = not cluster_has_tokens() and server is None
     if open_to_all and not options.is_loopback:
         raise ConfigError(
             f"console.host is {options.host}, and Ray's token authentication is off: everybody who reaches it would be "
@@ -135,7 +135,7 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
     def role_of_secret(secret: str) -> str:
         if short is not None and same_token(secret, short):
             return Role.VIEWER
-        return Role.ADMIN if door is not None and door.is_owners_secret(secret) else ""
+        return Role.ADMIN if server is not None and server.is_owners_secret(secret) else ""
 
     return ConsoleSettings(
         is_admin=is_admin,

@@ -29,7 +29,15 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from raydp_jobs.jobs.archive_check import ArchivedQueue, ArchiveReport, check_file, summary, verify
-from raydp_jobs.jobs.archive_files import STAGING, Piece, Round, check_cover, find_pieces, next_offsets, plan_round
+from raydp_jobs.jobs.archive_files import (
+    STAGING,
+    ArchiveFile,
+    ArchiveStep,
+    check_cover,
+    find_pieces,
+    next_offsets,
+    plan_round,
+)
 from raydp_jobs.jobs.archive_writer import Written, flush_file, write_range
 from raydp_jobs.jobs.spark_job import SessionSize, spark_job, spark_options
 from raymq.client.scan.partitions import ScanPartition
@@ -161,7 +169,7 @@ def archive(
     return Archived(topic, sum(rows.values()), len(files), sum(one.bytes for one in files), summary(list(rows), rows))
 
 
-def _write_round(part: Round, topic: str, staging: Path, stage: Stage) -> list[Written]:
+def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> list[Written]:
     """Write the files of a round into staging and check them. Returns them in the order in which they must be
     renamed."""
     written = stage(part.ranges, staging) if part.ranges else []
@@ -186,17 +194,17 @@ def _write_round(part: Round, topic: str, staging: Path, stage: Stage) -> list[W
     return sorted(written, key=lambda one: one.piece)
 
 
-def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[Piece]:
+def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[ArchiveFile]:
     """Return the ranges without any message, which have no file."""
     starts = {(*one.piece.queue, one.piece.start_offset) for one in written}
     return [
-        Piece(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
+        ArchiveFile(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
         for item in ranges
         if (item.broker_name, item.queue_id, item.start_offset) not in starts
     ]
 
 
-def _write_absent(piece: Piece, staging: Path) -> Written:
+def _write_absent(piece: ArchiveFile, staging: Path) -> Written:
     path = staging / piece.path
     path.parent.mkdir(exist_ok=True)
     path.touch()
@@ -204,7 +212,7 @@ def _write_absent(piece: Piece, staging: Path) -> Written:
     return Written(piece, 0, 0)
 
 
-def put_in_place(folder: Path, staging: Path, piece: Piece) -> None:
+def put_in_place(folder: Path, staging: Path, piece: ArchiveFile) -> None:
     """Rename a whole file out of staging into the archive. On return the name is on disk."""
     target = folder / piece.path
     if not target.parent.is_dir():
@@ -280,7 +288,7 @@ def stage_with(
                 yield from map(_report, write_range(ranges[index], read(ranges[index]), staging))
 
         reports = numbered_partitions(spark, hosts(ranges)).mapInArrow(write, _REPORT).collect()
-        return [Written(Piece(*row[:5]), row["rows"], row["bytes"]) for row in reports]
+        return [Written(ArchiveFile(*row[:5]), row["rows"], row["bytes"]) for row in reports]
 
     return stage
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydp_jobs.jobs.archive_files import Piece, QueueKey, find_pieces, problems_of
+from raydp_jobs.jobs.archive_files import ArchiveFile, QueueKey, find_pieces, problems_of
 from raydp_jobs.jobs.archive_writer import metadata_of
 from raymq.common.errors import StoreCorruptError
 
@@ -46,7 +46,7 @@ class ArchiveReport:
         return sum(queue.messages for queue in self.queues)
 
 
-def check_file(path: Path, topic: str, piece: Piece) -> int:
+def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
     """Compare a file's metadata with its piece, and the footer's row count and offsets with both. Returns the number of
     rows.
 
@@ -79,7 +79,7 @@ def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
                 yield column.statistics.min, column.statistics.max
 
 
-def check_rows(path: Path, topic: str, piece: Piece) -> None:
+def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
     """Read a whole file with its checksums, and check that its rows are the piece's messages, in order and each once.
 
     Raises StoreCorruptError otherwise.
@@ -118,7 +118,7 @@ def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda 
         pieces = find_pieces(folder)
     except StoreCorruptError as error:
         return ArchiveReport((), (str(error),))
-    rows: dict[Piece, int] = {}
+    rows: dict[ArchiveFile, int] = {}
     for piece in pieces:
         if piece.day:
             try:
@@ -130,9 +130,9 @@ def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda 
     return ArchiveReport(summary(pieces, rows), (*problems, *problems_of(pieces)))
 
 
-def summary(pieces: list[Piece], rows: dict[Piece, int]) -> tuple[ArchivedQueue, ...]:
+def summary(pieces: list[ArchiveFile], rows: dict[ArchiveFile, int]) -> tuple[ArchivedQueue, ...]:
     """Summarise pieces with known numbers of rows by queue."""
-    of_queue: dict[QueueKey, list[Piece]] = {}
+    of_queue: dict[QueueKey, list[ArchiveFile]] = {}
     for piece in sorted(pieces):
         of_queue.setdefault(piece.queue, []).append(piece)
     queues = []

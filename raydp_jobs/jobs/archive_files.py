@@ -43,7 +43,7 @@ QueueKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class ArchiveFile:
     """A file of an archive. `day`: as in 2026-03-01; empty for absent offsets."""
 
     broker_name: str
@@ -65,7 +65,7 @@ class Piece:
         return Path(folder, f"{self.broker_name}.{self.queue_id}.{offsets}.{kind}")
 
     @classmethod
-    def parse(cls, path: Path) -> Piece:
+    def parse(cls, path: Path) -> ArchiveFile:
         """Parse a path below the topic's directory into a piece. Raises StoreCorruptError for any other path."""
         name, day = _NAME.fullmatch(path.name), _DAY.fullmatch(path.parent.name)
         if name is not None and (day is not None or path.parent.name == ABSENT):
@@ -76,17 +76,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ArchiveStep:
     """The next part of a topic to archive: `ranges` to read, and `absent` offsets whose messages were deleted."""
 
     ranges: tuple[OffsetRange, ...]
-    absent: tuple[Piece, ...]
+    absent: tuple[ArchiveFile, ...]
 
     def __bool__(self) -> bool:
         return bool(self.ranges or self.absent)
 
 
-def find_pieces(directory: Path) -> list[Piece]:
+def find_pieces(directory: Path) -> list[ArchiveFile]:
     """Return the pieces in a topic's directory, sorted by queue and offset; none if the directory does not exist.
 
     Raises StoreCorruptError for a foreign file. Hidden files are ignored.
@@ -95,11 +95,11 @@ def find_pieces(directory: Path) -> list[Piece]:
     for folder in sorted(directory.iterdir()) if directory.is_dir() else []:
         if folder.is_dir() and folder.name != STAGING:
             files = [file for file in folder.iterdir() if not file.name.startswith(".")]
-            found += [Piece.parse(file.relative_to(directory)) for file in files]
+            found += [ArchiveFile.parse(file.relative_to(directory)) for file in files]
     return sorted(found)
 
 
-def problems_of(pieces: Iterable[Piece]) -> list[str]:
+def problems_of(pieces: Iterable[ArchiveFile]) -> list[str]:
     """Return the gaps and overlaps between the pieces of each queue, each in one sentence."""
     problems = []
     for queue, group in groupby(sorted(pieces), key=lambda piece: piece.queue):
@@ -112,7 +112,7 @@ def problems_of(pieces: Iterable[Piece]) -> list[str]:
     return problems
 
 
-def next_offsets(pieces: Iterable[Piece]) -> dict[QueueKey, int]:
+def next_offsets(pieces: Iterable[ArchiveFile]) -> dict[QueueKey, int]:
     """Return the next offset of each queue of the archive. Raises StoreCorruptError for a gap or an overlap."""
     pieces = list(pieces)
     for problem in problems_of(pieces):
@@ -127,7 +127,7 @@ def plan_round(
     most: int,
     parallelism: int = 1,
     skip_lost: bool = False,
-) -> Round:
+) -> ArchiveStep:
     """Return the next messages after `done`, at most `most`, divided between the queues that have messages.
 
     A queue that is not in the archive begins with its first message. Offsets after `done` that a queue no longer holds
@@ -148,14 +148,14 @@ def plan_round(
             lost = f"{queue}: offsets {start} to {bounds.min_offset - 1} were deleted before they were archived"
             if not skip_lost:
                 raise DataLossError(f"{lost}; go on without them with --skip-lost")
-            absent.append(Piece(*key, start, bounds.min_offset, ""))
+            absent.append(ArchiveFile(*key, start, bounds.min_offset, ""))
             start = bounds.min_offset
         end = min(bounds.max_offset, start + each)
         if start < end:
             ranges.append(OffsetRange(queue.topic, *key, start, end))
     total = sum(item.size for item in ranges)
     size = max(-(-total // parallelism), SPLIT_MESSAGES)
-    return Round(tuple(part for item in ranges for part in _cut(item, size)), tuple(absent))
+    return ArchiveStep(tuple(part for item in ranges for part in _cut(item, size)), tuple(absent))
 
 
 def _cut(item: OffsetRange, size: int) -> Iterator[OffsetRange]:
@@ -168,7 +168,7 @@ def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int
     return done.get((queue.broker_name, queue.queue_id), bounds.min_offset)
 
 
-def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[Piece]) -> None:
+def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[ArchiveFile]) -> None:
     """Raise StoreCorruptError unless the pieces cover the ranges, each with one or more pieces without a gap."""
     left = sorted(pieces)
     for item in sorted(ranges, key=lambda one: (one.broker_name, one.queue_id, one.start_offset)):

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydp_jobs.jobs.archive_files import Piece
+from raydp_jobs.jobs.archive_files import ArchiveFile
 from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import StoreCorruptError
 
@@ -37,12 +37,12 @@ _EPOCH: Final = date(1970, 1, 1)
 class Written:
     """A whole file in staging: its piece, and its numbers of messages and bytes."""
 
-    piece: Piece
+    piece: ArchiveFile
     rows: int
     bytes: int
 
 
-def metadata_of(topic: str, piece: Piece, rows: int) -> dict[str, str]:
+def metadata_of(topic: str, piece: ArchiveFile, rows: int) -> dict[str, str]:
     """Return the entries of a file's Parquet metadata: its offsets and the other parts of its name."""
     return {
         "raymq.topic": topic,
@@ -128,7 +128,7 @@ class _OpenFile:
     def close(self, end: int) -> Written:
         """Finish the file, which holds the offsets before `end`, and give it its final name."""
         self._write_held()
-        piece = Piece(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
+        piece = ArchiveFile(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
         self._writer.add_key_value_metadata(metadata_of(self.item.topic, piece, self.rows))
         self._writer.close()
         size = flush_file(self._path)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raydp_jobs.jobs.archive_files import Piece, find_pieces, next_offsets
+from raydp_jobs.jobs.archive_files import ArchiveFile, find_pieces, next_offsets
 from raydp_jobs.jobs.times import ALWAYS, Period
 from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from raymq.records.kernels.byte_column import text_array
@@ -143,7 +143,7 @@ def _file_line(path: Path, name: str) -> Line:
 
 def _is_piece(path: Path) -> bool:
     try:
-        Piece.parse(path)
+        ArchiveFile.parse(path)
     except StoreCorruptError:
         return False
     return True

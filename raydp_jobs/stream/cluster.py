@@ -24,7 +24,7 @@ from raydp_jobs.stream.source import StreamCluster
 from raydp_jobs.worker_client import ClusterAddress, address_of_cluster
 from raymq.client.client import Client, connect
 from raymq.client.consumer.group_offsets import GroupOffsets
-from raymq.client.scan.offsets import streaming_edge
+from raymq.client.scan.offsets import streaming_boundary
 from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.queue_bounds import ClusterQueues
 from raymq.client.scan.ranges import Creations, ScanSource, require_matches, select_topics
@@ -146,10 +146,10 @@ class TopicCluster(StreamCluster):
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
         source = self._source()
-        edge = streaming_edge(self._starting, self._choice.now(source))
-        starts = edge.resolve(source, queues)
-        if edge.by_time and self._starting.get("starting_offsets_by_timestamp_strategy", "error") == "error":
-            require_matches(edge, starts, source.bounds(queues))
+        boundary = streaming_boundary(self._starting, self._choice.now(source))
+        starts = boundary.resolve(source, queues)
+        if boundary.by_time and self._starting.get("starting_offsets_by_timestamp_strategy", "error") == "error":
+            require_matches(boundary, starts, source.bounds(queues))
         return starts
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:

@@ -37,7 +37,7 @@ class WriteBatches(Protocol):
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written: ...
 
 
-class Waits(Protocol):
+class WrittenItem(Protocol):
     """A written item that may have to become durable: a batch, or the end of a transaction."""
 
     @property
@@ -78,7 +78,7 @@ class StartedAppend:
     def __init__(
         self,
         written: Written,
-        batches: Sequence[Waits],
+        batches: Sequence[WrittenItem],
         disk: DiskState | None,
         acks: ReplicaAcks | None,
         *,
@@ -149,7 +149,7 @@ class SettledAppend(StartedAppend):
         return self._results
 
 
-def waits_for(batches: Sequence[Waits], acks: ReplicaAcks | None) -> bool:
+def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
     """True if one of the batches waits. Raises InSyncReplicasError if one waits while too few replicas are in sync
     (`acks`).
     """

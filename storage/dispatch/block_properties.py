@@ -57,7 +57,7 @@ class FoundProperties(NamedTuple):
     # True for records that waited in another queue before, or still wait in one.
     was_moved: NDArray[np.bool_]
     # True if a record may name other queues (multi_dispatch.py).
-    has_units_elsewhere: bool
+    has_light_queue_units: bool
 
 
 def read_properties(data: Bytes, fields: FieldOffsets) -> FoundProperties | None:

@@ -56,7 +56,7 @@ def is_dispatched(topic: str) -> bool:
     return not waits and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX, SYSTEM_PREFIX))
 
 
-def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
+def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
     """The units of the record at `physical_offset` in other queues. Impossible ones are left out: no CRC covers them.
 
     RocketMQ 4.9 puts records into queues of other names too, then into the one with the record's own queue id.
@@ -86,7 +86,7 @@ def units_elsewhere(view: DispatchView, physical_offset: int) -> list[QueueUnit]
 def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) -> list[QueueKey]:
     """Put a record of another replica into the other queues that it names; returns those where it was missing."""
     put = []
-    for key, queue_offset in units_elsewhere(view, physical_offset):
+    for key, queue_offset in light_queue_units(view, physical_offset):
         if queues.holds_batches(*key):
             continue
         queue = queues.get_or_create(*key)

@@ -18,7 +18,7 @@ from raymq.records.format.layout import RecordError
 from raymq.records.kernels.fields import Ints
 from raymq.records.logfiles.ext_units import EXT_ADDRESS_MAX
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
-from storage.dispatch.multi_dispatch import units_elsewhere
+from storage.dispatch.multi_dispatch import light_queue_units
 from storage.queue.consume_queue import ConsumeQueue
 
 
@@ -64,7 +64,7 @@ def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> b
         return False
     if view.physical_offset != start or view.size != size or (code > EXT_ADDRESS_MAX and code != view.tags_code):
         return False
-    places = [((view.topic, view.queue_id), view.queue_offset), *units_elsewhere(view, start)]
+    places = [((view.topic, view.queue_id), view.queue_offset), *light_queue_units(view, start)]
     return (queue.key, queue_offset) in places
 
 
@@ -77,4 +77,4 @@ def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) 
     except (DataLossError, RecordError):
         return True  # It is not in the log any more, or it is damaged: then this says nothing of the unit.
     key = queue.topic, queue.queue_id
-    return (view.topic, view.queue_id) == key or any(unit.key == key for unit in units_elsewhere(view, start))
+    return (view.topic, view.queue_id) == key or any(unit.key == key for unit in light_queue_units(view, start))

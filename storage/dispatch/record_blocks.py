@@ -61,7 +61,7 @@ class Block:
     last_store_timestamp_ms: int
     producers: Producers
     # True if a record may name other queues (multi_dispatch.py).
-    has_units_elsewhere: bool
+    has_light_queue_units: bool
     # True for records that a scheduler stored, which waited in another queue before.
     was_moved: NDArray[np.bool_]
 
@@ -73,7 +73,7 @@ class Block:
     @property
     def is_ordinary(self) -> bool:
         """True if no record is an inner batch, none names other queues, and none is part of a transaction."""
-        if self.has_units_elsewhere or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
+        if self.has_light_queue_units or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return not self.of_transactions().any()
 
@@ -171,7 +171,7 @@ def read_block(
         codes,
         int(fields.store_timestamp.max()),
         found.producers,
-        found.has_units_elsewhere,
+        found.has_light_queue_units,
         found.was_moved & ~np.array([names_real_topic(topic) for topic in topics])[topic_codes],
     )
 

@@ -24,7 +24,7 @@ from storage.dispatch.batch_dispatch import QueueGapError, belongs_to_batches, p
 from storage.dispatch.block_dedup import producers_of, remember_producer
 from storage.dispatch.dedup import DedupTable
 from storage.dispatch.delivery_progress import DeliveryProgress
-from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, light_queue_units
 from storage.dispatch.place_check import PlaceCheck
 from storage.dispatch.queue_check import leads_to_own, wrong_rows
 from storage.dispatch.queue_ends import MissingUnits, RecoveredEnds
@@ -106,7 +106,7 @@ class Redispatch:
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         if self._put_unit(own, view, physical_offset, may_fill_gaps=may_fill_gaps):
             self.remember_record(view, physical_offset)
-        for unit in units_elsewhere(view, physical_offset):
+        for unit in light_queue_units(view, physical_offset):
             if self._queues.holds_batches(*unit.key) or self._may_be_stale(unit, view):
                 continue
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
@@ -133,7 +133,7 @@ class Redispatch:
             own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
             units = [
                 _Unit(unit, hole.offset, hole.size, view.tags_code)
-                for unit in (own, *units_elsewhere(view, hole.offset))
+                for unit in (own, *light_queue_units(view, hole.offset))
             ]
         if not [unit for unit in units if self._put_if_next(unit)]:
             self._unplaced.append(hole)

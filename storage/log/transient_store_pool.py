@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _BufferedRange:
     """A range of the log, from `start` to `end`, in one buffer. Part of it may be committed already."""
 
     start: int
@@ -60,7 +60,7 @@ class TransientStorePool:
                 refused,
             )
         self._free = [memoryview(one) for one in maps]
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[_BufferedRange] = []
         """The buffered ranges, ascending. The writer adds ranges and extends the last one; a commit removes earlier
         ones.
         """
@@ -87,13 +87,13 @@ class TransientStorePool:
         if stretch is None:
             if not self._free:
                 return None
-            stretch = _Stretch(physical_offset, physical_offset, self._free.pop())
+            stretch = _BufferedRange(physical_offset, physical_offset, self._free.pop())
             self._stretches.append(stretch)
         position = physical_offset - stretch.start
         stretch.end = physical_offset + size
         return stretch.buffer[position : position + size]
 
-    def _fitting(self, physical_offset: int, size: int) -> _Stretch | None:
+    def _fitting(self, physical_offset: int, size: int) -> _BufferedRange | None:
         """Return the last range if these bytes continue it or replace its end, and fit into its buffer and file; else
         None.
         """

@@ -22,7 +22,7 @@ from raymq.records.format.layout import (
     read_header,
 )
 from raymq.records.logfiles.log_reader import LogReader
-from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueKey, QueueUnit, light_queue_units
 from storage.dispatch.record_blocks import is_queued, read_block
 from storage.dispatch.record_check import is_implausible
 from storage.log.commit_log import CommitLog
@@ -122,7 +122,7 @@ class ClaimReader:
                     delay_levels_ms=self._delay_levels_ms,
                 )
             has_batches = block is not None and (block.sys_flags & SYS_FLAG_INNER_BATCH).any()
-            if block is not None and not (has_batches or block.has_units_elsewhere):
+            if block is not None and not (has_batches or block.has_light_queue_units):
                 queued = block.is_queued()
                 rows = zip(
                     *(
@@ -169,7 +169,7 @@ class ClaimReader:
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         others = [
             self._claim(physical_offset, view.size, place)._replace(is_movable=False)
-            for place in units_elsewhere(view, physical_offset)
+            for place in light_queue_units(view, physical_offset)
         ]
         return [*others, self._claim(physical_offset, view.size, own)]
 

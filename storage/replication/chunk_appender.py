@@ -25,7 +25,7 @@ from raymq.records.format.layout import SYS_FLAG_INNER_BATCH, RecordError
 from storage.append.appender import Appender
 from storage.dispatch.batch_dispatch import belongs_to_batches, is_good_batch, put_batch
 from storage.dispatch.block_dedup import producers_of, remember_producer
-from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, put_elsewhere, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueUnit, is_dispatched, light_queue_units, put_elsewhere
 from storage.dispatch.record_blocks import is_queued, read_block
 from storage.dispatch.record_check import is_implausible
 from storage.files.disk_usage import is_want_of_space, no_space_text
@@ -227,7 +227,7 @@ class ChunkAppender:
                 continue
             units = [QueueUnit((view.topic, view.queue_id), view.queue_offset)]
             if not is_batch and is_dispatched(view.topic):
-                units += units_elsewhere(view, view.physical_offset)
+                units += light_queue_units(view, view.physical_offset)
             for key, queue_offset in units:
                 if queue_offset == 0:
                     queue = self._queues.get(*key)

@@ -15,7 +15,7 @@ from raymq.common.errors import InvalidArgumentError, StoreNotWritableError
 from raymq.common.protocol.store import Hole
 from storage.append.write_gate import WriteGate
 from storage.dispatch.block_dedup import remember_producer
-from storage.dispatch.multi_dispatch import QueueUnit, units_elsewhere
+from storage.dispatch.multi_dispatch import QueueUnit, light_queue_units
 from storage.dispatch.record_blocks import is_queued
 from storage.files import disk
 from storage.parts import StoreParts
@@ -75,7 +75,7 @@ class HoleMender:
             own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
             if not is_queued(view.sys_flag) or parts.queues.was_deleted_after(own.key, view.physical_offset):
                 continue
-            for unit in (own, *units_elsewhere(view, view.physical_offset)):
+            for unit in (own, *light_queue_units(view, view.physical_offset)):
                 queue = parts.queues.get_plain(*unit.key)
                 if queue is not None and queue.first_offset <= unit.queue_offset < queue.next_offset:
                     queue.put_unit_at(unit.queue_offset, view.physical_offset, view.size, view.tags_code)

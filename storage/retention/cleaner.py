@@ -47,7 +47,7 @@ LOGGED_MAX: Final = 10
 """The most queues that one log message names."""
 
 
-class Holds(Protocol):
+class LogReservations(Protocol):
     """Names the parts of the log that compaction needs.
 
     The log from `held_from` on is always kept; from `reserved_from` on it is kept unless the disk is nearly full. The
@@ -73,7 +73,7 @@ class Cleaner:
         parts: StoreParts,
         index: IndexService | None,
         flags: RunningFlags,
-        holds: Holds,
+        holds: LogReservations,
         *,
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],

@@ -1,8 +1,9 @@
 """The methods of the Broker actor for users and policies: changing and reading them while raymq runs.
 
 The first broker group keeps them, as one record in its state log, so they survive restarts and failovers. Before the
-first change they are the initial ones (the settings' super user and access.users_file). The doors of all servers ask
-for them (actors.access.door). Every broker has these methods, but only the first group's broker accepts calls.
+first change they are the initial ones (the settings' super user and access.users_file). All authenticated servers
+(actors.access.authenticated_server) ask for them. Every broker has these methods, but only the first group's broker
+accepts calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from actors.access.door import Door, door_here
+from actors.access.authenticated_server import AuthenticatedServer, authenticated_server
 from actors.broker.state_log import DecidedChanges, StateLog
 from actors.core.broker.state import BrokerState
 from raymq.common.errors import InvalidArgumentError
@@ -39,7 +40,7 @@ class UserMethods(ABC):
 
     def users(self) -> list[UserDescription]:
         """Return all users with their policies, sorted by name, without keys. InvalidArgumentError: access is off."""
-        return describe_users(self._present(_door()))
+        return describe_users(self._present(_server()))
 
     def change_access(self, change: AccessChange) -> None:
         """Change a user or its policies. Durable on return, in force here, and in force on all servers within seconds.
@@ -47,22 +48,22 @@ class UserMethods(ABC):
         InvalidArgumentError: access is off, the user is the settings' own, or the change is not possible.
         UserNotExistError, PolicyNotExistError.
         """
-        door = _door()
-        if changed_user(change) == door.access.owner:
+        server = _server()
+        if changed_user(change) == server.access.owner:
             raise InvalidArgumentError(
-                f"{door.access.owner} is the super user of raymq.yaml: change access.super_user or "
+                f"{server.access.owner} is the super user of raymq.yaml: change access.super_user or "
                 "access.super_secret_file there, and start raymq again"
             )
         now_ms = time.time_ns() // 1_000_000
-        self._change(lambda state: state.decide_access(door.access.state, change, now_ms))
-        door.know(self._present(door))
+        self._change(lambda state: state.decide_access(server.access.state, change, now_ms))
+        server.know(self._present(server))
 
-    def _present(self, door: Door) -> AuthState:
-        return door.with_owner(self._log.ready().access or door.access.state)
+    def _present(self, server: AuthenticatedServer) -> AuthState:
+        return server.with_owner(self._log.ready().access or server.access.state)
 
 
-def _door() -> Door:
-    door = door_here()
-    if door is None:
+def _server() -> AuthenticatedServer:
+    server = authenticated_server()
+    if server is None:
         raise InvalidArgumentError("access is off, so there are no users: set access.enable in raymq.yaml")
-    return door
+    return server

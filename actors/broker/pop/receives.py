@@ -29,7 +29,7 @@ from actors.broker.state_log import StateLog
 from actors.broker.stored_state import LEASE_CLOCK
 from actors.core.broker.state import BrokerState, Change
 from actors.core.pop.receive import (
-    Handout,
+    LeaseGrant,
     TopicQueue,
     available,
     check_receive,
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 class _Decision:
     """The decision about a receive, after `decide` has run."""
 
-    handout: Handout | None = None
+    handout: LeaseGrant | None = None
     retry_max_times: int = 0
 
 

@@ -19,7 +19,7 @@ from raymq.remoting.access.quotas import Quotas
 from raymq.remoting.access.users import CONSUME_BOUNDS, User
 
 
-class Portion(NamedTuple):
+class ReadLimit(NamedTuple):
     """The most that one request may read: bytes of records, and messages; 0 means no limit."""
 
     size_bytes: int
@@ -39,7 +39,7 @@ class Portion(NamedTuple):
 class Consumption(Protocol):
     """The interface of a server's meter for the server's lanes."""
 
-    def portion(self, user: str) -> Portion | None:
+    def portion(self, user: str) -> ReadLimit | None:
         """Return the most that a request of a user may read; None for a user without a limit."""
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
@@ -57,10 +57,10 @@ class Meter:
         self._lock = threading.Lock()
         self._quotas = Quotas(CONSUME_BOUNDS, "consumed ")
 
-    def portion(self, name: str) -> Portion | None:
+    def portion(self, name: str) -> ReadLimit | None:
         """Return the most that a request of a user may read; None for a user without a limit."""
         user = self._bound(name)
-        return None if user is None else Portion(user.consume_bytes_per_second, user.consume_messages_per_second)
+        return None if user is None else ReadLimit(user.consume_bytes_per_second, user.consume_messages_per_second)
 
     def require_left(self, name: str, now_ms: float) -> None:
         """Raise QuotaExceededError, with the time to wait, while a user has used up its quota."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisibleNames:
     """The names of the topics and groups that a user may see.
 
     `is_metered`: what the user consumes is counted, so it must not read files itself.
@@ -24,42 +24,42 @@ class Sight:
     is_metered: bool = False
 
 
-Cut = Callable[[Any, Sight], Any]
+Cut = Callable[[Any, VisibleNames], Any]
 """An answer of one method, cut to what is seen."""  # Cuts an answer of one method to what the user may see.
 
 
-def _topics(answer: list[str], sight: Sight) -> list[str]:
-    return [name for name in answer if sight.topic(name)]
+def _topics(answer: list[str], visible: VisibleNames) -> list[str]:
+    return [name for name in answer if visible.topic(name)]
 
 
-def _groups(answer: list[str], sight: Sight) -> list[str]:
-    return [name for name in answer if sight.group(name)]
+def _groups(answer: list[str], visible: VisibleNames) -> list[str]:
+    return [name for name in answer if visible.group(name)]
 
 
-def _by_group(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
-    return {group: value for group, value in answer.items() if sight.group(group)}
+def _by_group(answer: Mapping[str, Any], visible: VisibleNames) -> dict[str, Any]:
+    return {group: value for group, value in answer.items() if visible.group(group)}
 
 
-def _producers(answer: list[Any], sight: Sight) -> list[Any]:
-    return [one for one in answer if sight.group(one.group)]
+def _producers(answer: list[Any], visible: VisibleNames) -> list[Any]:
+    return [one for one in answer if visible.group(one.group)]
 
 
-def _consumers(answer: list[Any], sight: Sight) -> list[Any]:
-    return [one for one in answer if sight.group(one.consumer.group)]
+def _consumers(answer: list[Any], visible: VisibleNames) -> list[Any]:
+    return [one for one in answer if visible.group(one.consumer.group)]
 
 
-def _broker_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
-    unread = [one for one in answer["deleted_unread"] if sight.group(one["group"]) and sight.topic(one["topic"])]
-    lists = {"topics": _topics(answer["topics"], sight), "groups": _groups(answer["groups"], sight)}
+def _broker_status(answer: Mapping[str, Any], visible: VisibleNames) -> dict[str, Any]:
+    unread = [one for one in answer["deleted_unread"] if visible.group(one["group"]) and visible.topic(one["topic"])]
+    lists = {"topics": _topics(answer["topics"], visible), "groups": _groups(answer["groups"], visible)}
     return {**answer, **lists, "deleted_unread": unread}
 
 
-def _pull_status(answer: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
-    return {**answer, "instances": [one for one in answer["instances"] if sight.group(one["group"])]}
+def _pull_status(answer: Mapping[str, Any], visible: VisibleNames) -> dict[str, Any]:
+    return {**answer, "instances": [one for one in answer["instances"] if visible.group(one["group"])]}
 
 
-def _description(answer: Any, sight: Sight) -> Any:  # Any: a StorageDescription, which is of the shell's floor
-    return replace(answer, in_place=False) if sight.is_metered else answer
+def _description(answer: Any, visible: VisibleNames) -> Any:  # Any: a StorageDescription, which is of the shell's floor
+    return replace(answer, in_place=False) if visible.is_metered else answer
 
 
 CUTS: Final[Mapping[tuple[str, str], Cut]] = {
@@ -76,7 +76,7 @@ CUTS: Final[Mapping[tuple[str, str], Cut]] = {
 """The cuts by the server's class and the method."""
 
 
-def cut(server_class: str, method: str, answer: Any, sight: Sight) -> Any:  # Any: as above
+def cut(server_class: str, method: str, answer: Any, visible: VisibleNames) -> Any:  # Any: as above
     """Return the answer of a method as the user may see it."""
     how = CUTS.get((server_class, method))
-    return answer if how is None else how(answer, sight)
+    return answer if how is None else how(answer, visible)

@@ -67,7 +67,7 @@ TopicQueue = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnedRecord:
     """A returned record and its target.
 
     `level`: the delay before the retry topic, 0 for none; None sends the record to the dead-letter topic. `reason`: why
@@ -89,7 +89,7 @@ def read_returned(
     reason: str = "",
     failure: str = "",
     attempts: int = 0,
-) -> tuple[list[Returned], SendBackAnswer]:
+) -> tuple[list[ReturnedRecord], SendBackAnswer]:
     """Decide where each of several whole records goes. InvalidArgumentError: the records are damaged.
 
     A message is dead if it was given back `max_reconsume_times` times before (negative: the group's retry_max_times),
@@ -107,7 +107,7 @@ def read_returned(
         level = delay_level or FIRST_RETRY_LEVEL + times
         dead = delay_level < 0 or times >= most or bool(why)
         tried = max(attempts, times + 1)
-        returned.append(Returned(parts, None if dead else min(level, DELAY_LEVELS_MAX), tried, why or failure))
+        returned.append(ReturnedRecord(parts, None if dead else min(level, DELAY_LEVELS_MAX), tried, why or failure))
     dead_count = sum(item.level is None for item in returned)
     return returned, SendBackAnswer(len(returned) - dead_count, dead_count)
 
@@ -120,11 +120,11 @@ def reason_line(reason: str) -> str:
     return text if len(text) <= DLQ_ORIGIN_ERROR_MAX else text[: DLQ_ORIGIN_ERROR_MAX - 1] + "…"
 
 
-def read_replayed(records: bytes) -> list[Returned]:
+def read_replayed(records: bytes) -> list[ReturnedRecord]:
     """Parse dead letters that will be delivered again, as if for the first time. InvalidArgumentError: they are
     damaged.
     """
-    return [Returned(split_record(record), 0, 0) for record in _split(records)]
+    return [ReturnedRecord(split_record(record), 0, 0) for record in _split(records)]
 
 
 def _split(records: bytes) -> list[bytes]:
@@ -151,18 +151,18 @@ class ReturnWriter:
     store_host_ipv6: bool = False
     _sequences: dict[TopicQueue, int] = field(default_factory=dict)
 
-    def batches(self, group: str, returned: Sequence[Returned], retry_queue_nums: int) -> list[EncodedBatch]:
+    def batches(self, group: str, returned: Sequence[ReturnedRecord], retry_queue_nums: int) -> list[EncodedBatch]:
         """Return one batch for each queue that some of the records go to, for one append.
 
         MessageIllegalError: a record's properties are too long with the added ones.
         """
-        by_queue: dict[TopicQueue, list[tuple[Returned, int]]] = {}
+        by_queue: dict[TopicQueue, list[tuple[ReturnedRecord, int]]] = {}
         for item in returned:
             retry_queue = self.choose(retry_queue_nums)
             by_queue.setdefault(_queue_of(item, group, retry_queue), []).append((item, retry_queue))
         return [self._batch(queue, items, group) for queue, items in by_queue.items()]
 
-    def _batch(self, queue: TopicQueue, items: Sequence[tuple[Returned, int]], group: str) -> EncodedBatch:
+    def _batch(self, queue: TopicQueue, items: Sequence[tuple[ReturnedRecord, int]], group: str) -> EncodedBatch:
         first = self._sequences.get(queue, 0)
         records, codes = [], []
         for index, (item, retry_queue) in enumerate(items):
@@ -182,7 +182,7 @@ class ReturnWriter:
         )
 
     def _record(
-        self, item: Returned, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
+        self, item: ReturnedRecord, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
     ) -> bytes:
         """Build a record for `queue`. A dead letter whose properties leave no room for its origin gets none."""
 
@@ -204,14 +204,14 @@ class ReturnWriter:
             return build(exchanged | dict.fromkeys(_OF_DEAD_LETTERS, ""))
 
 
-def _queue_of(item: Returned, group: str, retry_queue: int) -> TopicQueue:
+def _queue_of(item: ReturnedRecord, group: str, retry_queue: int) -> TopicQueue:
     """Return the queue to which a record is appended now."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
-def _exchanged(item: Returned, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
+def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
     """Return the properties that differ from the record's; an empty text removes one. `target`: the queue after the
     delay.
     """

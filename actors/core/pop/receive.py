@@ -35,7 +35,7 @@ Committed = Callable[[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Handout:
+class LeaseGrant:
     """The decision about a receive.
 
     It has the record to store (None: nothing changes), the leased ranges, and in `gone` the number of unsettled
@@ -69,7 +69,7 @@ def decide_receive(
     ends: Mapping[TopicQueue, QueueEnds],
     request: ReceiveRequest,
     now_ms: int,
-) -> Handout:
+) -> LeaseGrant:
     """Lease up to `request.max_messages` messages of `queues`, in this order of the queues.
 
     Skips a queue without known `ends` and, in order mode, a queue with leased, invisible messages. A request that is
@@ -79,7 +79,7 @@ def decide_receive(
     if request.attempt_id:
         again = _repeated(table, queues, request, now_ms)
         if again:
-            return Handout(None, again, 0)
+            return LeaseGrant(None, again, 0)
     edits: list[QueueEdit] = []
     ranges: list[LeasedRange] = []
     room, gone = request.max_messages, 0
@@ -95,7 +95,7 @@ def decide_receive(
         room -= sum([lease.unsettled for lease in leases])
         if not room:
             break
-    return Handout(pop_change(group, edits), tuple(ranges), gone)
+    return LeaseGrant(pop_change(group, edits), tuple(ranges), gone)
 
 
 def available(

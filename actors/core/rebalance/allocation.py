@@ -106,7 +106,7 @@ def allocate_by_circle(queues: Iterable[MessageQueue], members: Iterable[str]) -
 def allocate_by_config(
     queues: Iterable[MessageQueue],
     members: Iterable[str],
-    wishes: Mapping[str, Collection[MessageQueue]],
+    requests: Mapping[str, Collection[MessageQueue]],
     present: Mapping[MessageQueue, str],
 ) -> Shares:
     """CONFIG: each member gets exactly the queues that it asks for, if they exist. Nothing is refused.
@@ -116,7 +116,7 @@ def allocate_by_config(
     """
     shares: Shares = {member: [] for member in sorted(members)}
     for queue in sorted(queues):
-        askers = [member for member in shares if queue in wishes.get(member, ())]
+        askers = [member for member in shares if queue in requests.get(member, ())]
         if askers:
             present_owner = present.get(queue)
             shares[present_owner if present_owner in askers else askers[0]].append(queue)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from actors.core.rebalance.target import GroupMembership, Target, Wish, disagreements, make_target
+from actors.core.rebalance.target import GroupMembership, MemberRequest, Target, disagreements, make_target
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.membership import GroupAssignment, GroupHeartbeat, GroupRefusal, SteadyHeartbeat
 
@@ -49,7 +49,7 @@ class HeartbeatStep(Enum):
     """The group's answer to a heartbeat."""
 
     INVITE = "answer with a new session, and change nothing else"
-    ACCEPT = "note the wishes and the queues held, free the others, and grant"
+    ACCEPT = "note the requests and the queues held, free the others, and grant"
     REPEAT = "as ACCEPT, but free nothing: the first of the two may have been answered with more queues"
     IGNORE = "change nothing: nobody waits for the answer any more"
     REMOVE = "drop the member and free its queues"
@@ -82,7 +82,7 @@ class _Member:
     """
 
     session: int
-    wish: Wish
+    request: MemberRequest
     last_seen_s: float
     sequence: int
     settled: tuple[int, int, int] | None = None
@@ -130,7 +130,7 @@ class RebalanceGroup:
     @property
     def topics(self) -> frozenset[str]:
         """All topics that members subscribe to."""
-        return frozenset(topic for member in self._members.values() for topic in member.wish.topics)
+        return frozenset(topic for member in self._members.values() for topic in member.request.topics)
 
     def holders(self) -> dict[MessageQueue, str]:
         """Each held queue with its member."""
@@ -186,11 +186,11 @@ class RebalanceGroup:
         """Refuse a heartbeat that asks for other messages of a topic than a staying member does; None if there is no
         conflict.
         """
-        wish = Wish(heartbeat.topics, expressions=heartbeat.expressions)
+        request = MemberRequest(heartbeat.topics, expressions=heartbeat.expressions)
         for other, member in () if heartbeat.leaving else self._members.items():
-            for topic in () if other == heartbeat.member else sorted(wish.topics & member.wish.topics):
-                if wish.expression(topic) != member.wish.expression(topic):
-                    return GroupRefusal(topic, wish.expression(topic), other, member.wish.expression(topic))
+            for topic in () if other == heartbeat.member else sorted(request.topics & member.request.topics):
+                if request.expression(topic) != member.request.expression(topic):
+                    return GroupRefusal(topic, request.expression(topic), other, member.request.expression(topic))
         return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
@@ -217,7 +217,7 @@ class RebalanceGroup:
     def topics_of(self, name: str) -> frozenset[str]:
         """Return the topics that a member subscribes to; none for an unknown member."""
         member = self._members.get(name)
-        return frozenset() if member is None else member.wish.topics
+        return frozenset() if member is None else member.request.topics
 
     def _told(self) -> tuple[int, int, int]:
         """Return the part of an assignment that concerns all members."""
@@ -260,10 +260,10 @@ class RebalanceGroup:
         promised = {queue for queue, target in self._target.items() if target == name}
         return {
             "member": name,
-            "topics": sorted(member.wish.topics),
-            "expressions": {topic: member.wish.expression(topic) for topic in sorted(member.wish.topics)},
-            "room": member.wish.room,
-            "strategy": member.wish.allocation.strategy.value,
+            "topics": sorted(member.request.topics),
+            "expressions": {topic: member.request.expression(topic) for topic in sorted(member.request.topics)},
+            "room": member.request.room,
+            "strategy": member.request.allocation.strategy.value,
             "queues": [str(queue) for queue in sorted(held)],
             "waits_for": [str(queue) for queue in sorted(promised - held)],
             "last_heartbeat_age_s": round(now_s - member.last_seen_s, 3),
@@ -304,13 +304,13 @@ class RebalanceGroup:
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
         """Store a member's request. Returns True if the member is new, or its request has changed."""
-        wish = Wish(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
+        request = MemberRequest(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
         # A process that replaces one of the same name also takes its place in the order of joining.
-        self._members[heartbeat.member] = _Member(heartbeat.session, wish, now_s, heartbeat.sequence)
+        self._members[heartbeat.member] = _Member(heartbeat.session, request, now_s, heartbeat.sequence)
         if before is None or before.session != heartbeat.session:
             self._invited.pop(heartbeat.member, None)
-        return before is None or before.wish != wish
+        return before is None or before.request != request
 
     def _note_holding(self, name: str, holding: frozenset[MessageQueue], *, may_free: bool) -> None:
         if may_free:
@@ -321,7 +321,7 @@ class RebalanceGroup:
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
-        topics = self._members[name].wish.topics
+        topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
             # a topic that the member gave up, kept by a strategy that failed
@@ -348,8 +348,8 @@ class RebalanceGroup:
         self._retarget()
 
     def _membership(self) -> GroupMembership:
-        wishes = {name: member.wish for name, member in self._members.items()}
-        return GroupMembership(wishes, self._queues, self._broker_rooms, self._holder, self._target)
+        requests = {name: member.request for name, member in self._members.items()}
+        return GroupMembership(requests, self._queues, self._broker_rooms, self._holder, self._target)
 
     def _retarget(self) -> None:
         target, self._failures = make_target(self._membership())

@@ -30,7 +30,7 @@ Target = dict[MessageQueue, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MemberRequest:
     """The request of one member: topics, filters of their messages, a strategy, and its machine room ("" if it named
     none).
     """
@@ -50,12 +50,12 @@ class Wish:
 class GroupMembership:
     """The input of a strategy.
 
-    `wishes`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
+    `requests`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
     `broker_rooms`: broker name to machine room. `holders`: queue to the member that consumes it now. `target`: the
     last plan.
     """
 
-    wishes: Mapping[str, Wish]
+    requests: Mapping[str, MemberRequest]
     queues: Mapping[str, tuple[MessageQueue, ...]]
     broker_rooms: Mapping[str, str]
     holders: Mapping[MessageQueue, str]
@@ -64,15 +64,15 @@ class GroupMembership:
     @property
     def allocation(self) -> Allocation:
         """The strategy that the first member asks for."""
-        return next(iter(self.wishes.values())).allocation if self.wishes else Allocation()
+        return next(iter(self.requests.values())).allocation if self.requests else Allocation()
 
     def subscribers(self, topic: str) -> list[str]:
         """The members that subscribe to a topic, sorted."""
-        return sorted(member for member, wish in self.wishes.items() if topic in wish.topics)
+        return sorted(member for member, request in self.requests.items() if topic in request.topics)
 
     def topics(self) -> list[str]:
         """All topics that members subscribe to, sorted."""
-        return sorted({topic for wish in self.wishes.values() for topic in wish.topics})
+        return sorted({topic for request in self.requests.values() for topic in request.topics})
 
 
 def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
@@ -106,12 +106,12 @@ class _ShareTopic:
             case AllocateStrategy.AVG_BY_CIRCLE:
                 return allocate_by_circle(queues, members)
             case AllocateStrategy.CONFIG:
-                wished = {member: view.wishes[member].allocation.queues for member in members}
-                return allocate_by_config(queues, members, wished, {**view.target, **view.holders})
+                requested = {member: view.requests[member].allocation.queues for member in members}
+                return allocate_by_config(queues, members, requested, {**view.target, **view.holders})
             case AllocateStrategy.MACHINE_ROOM:
                 return allocate_by_machine_room(queues, members, allocation.machine_rooms)
             case AllocateStrategy.MACHINE_ROOM_NEARBY:
-                rooms = {member: view.wishes[member].room for member in members}
+                rooms = {member: view.requests[member].room for member in members}
                 return allocate_nearby(queues, members, view.broker_rooms, rooms)
             case AllocateStrategy.CONSISTENT_HASH:
                 return allocate_by_consistent_hash(queues, members)
@@ -149,11 +149,11 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 def disagreements(view: GroupMembership) -> list[str]:
     """Return the requests of members that are not met, one sentence each."""
     said: list[str] = []
-    if not view.wishes:
+    if not view.requests:
         return said
-    first, allocation = next(iter(view.wishes)), view.allocation
-    for member, wish in sorted(view.wishes.items()):
-        other = wish.allocation
+    first, allocation = next(iter(view.requests)), view.allocation
+    for member, request in sorted(view.requests.items()):
+        other = request.allocation
         if other.strategy is not allocation.strategy:
             said.append(
                 f"{member} asks for {other.strategy.value}; the group uses {allocation.strategy.value}, "
@@ -171,8 +171,8 @@ def disagreements(view: GroupMembership) -> list[str]:
 
 def _config_disagreements(view: GroupMembership) -> list[str]:
     askers: dict[MessageQueue, list[str]] = {}
-    for member, wish in sorted(view.wishes.items()):
-        for queue in wish.allocation.queues:
+    for member, request in sorted(view.requests.items()):
+        for queue in request.allocation.queues:
             askers.setdefault(queue, []).append(member)
     said = []
     for queue, members in sorted(askers.items()):

@@ -103,7 +103,7 @@ class ServerChoice:
         self._name = names[(names.index(self._name) + 1) % len(names)] if known and self._name else None
 
 
-class Steadiness:
+class HeartbeatElision:
     """Sends short heartbeats while neither the member's state nor its assignment changes."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Membership:
         self.gone = threading.Event()
         self._client = client
         self._session = self._sequence = self._generation = 0
-        self._steadiness = Steadiness()
+        self._steadiness = HeartbeatElision()
         self._saying: GroupHeartbeat | None = None
         """The heartbeat that is on its way in full, without its numbers."""
         self._turns = 0

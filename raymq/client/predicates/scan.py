@@ -17,7 +17,7 @@ import numpy as np
 
 from raymq.client.predicates.evaluation import Evaluated
 from raymq.client.predicates.frames import EVALUATED_MAX
-from raymq.client.predicates.keep import keep
+from raymq.client.predicates.matching_records import keep
 from raymq.common.errors import PredicateFailedError
 from raymq.common.message import MessageQueue, PullStatus
 from raymq.common.protocol.consume_result import StoreLog

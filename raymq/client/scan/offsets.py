@@ -49,7 +49,7 @@ class OffsetLookups(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ScanBoundary:
     """The begin or the end of a scan, in all queues: `default`, unless offsets, times or a group say another."""
 
     option: str
@@ -94,20 +94,20 @@ class Edge:
             )
 
 
-def starting_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+def starting_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
     """Return the begin of a scan of these topics from its starting_… options. Raises InvalidArgumentError."""
-    return _edge("starting", options, topics, default=EARLIEST, refused=LATEST)
+    return _boundary("starting", options, topics, default=EARLIEST, refused=LATEST)
 
 
-def streaming_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+def streaming_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
     """Return the begin of a stream of these topics from its starting_… options. The latest offset is the default, also
     for a group without offsets. Raises InvalidArgumentError."""
-    return _edge("starting", options, topics, default=LATEST, refused=None)
+    return _boundary("starting", options, topics, default=LATEST, refused=None)
 
 
-def ending_edge(options: Mapping[str, Any], topics: Sequence[str]) -> Edge:
+def ending_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
     """The end that the ending_… options say, of a scan of these topics. InvalidArgumentError."""
-    return _edge("ending", options, topics, default=LATEST, refused=EARLIEST)
+    return _boundary("ending", options, topics, default=LATEST, refused=EARLIEST)
 
 
 def timestamp_ms(option: str, value: object) -> int:
@@ -123,7 +123,9 @@ def timestamp_ms(option: str, value: object) -> int:
 _MILLISECOND: Final = datetime(1970, 1, 1, 0, 0, 0, 1000) - datetime(1970, 1, 1)
 
 
-def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, default: int, refused: int | None) -> Edge:
+def _boundary(
+    side: str, options: Mapping[str, Any], topics: Sequence[str], *, default: int, refused: int | None
+) -> ScanBoundary:
     names = [f"{side}_timestamp", f"{side}_offsets_by_timestamp", f"{side}_offsets"]
     given = [name for name in names if options.get(name) is not None]
     if len(given) > 1 and not (given[-1] == names[-1] and _word(options[names[-1]]) == _WORDS[default]):
@@ -131,23 +133,25 @@ def _edge(side: str, options: Mapping[str, Any], topics: Sequence[str], *, defau
     option = given[0] if given else names[-1]
     value = options.get(option)
     if option == names[0]:
-        return Edge(option, default, time_ms=timestamp_ms(option, value))
+        return ScanBoundary(option, default, time_ms=timestamp_ms(option, value))
     if option == names[1]:
         times = _by_queue(option, value, topics, lambda queue, found: timestamp_ms(f"{option} of {queue}", found))
-        return Edge(option, default, times=times)
-    return _offsets_edge(option, _WORDS[default] if value is None else value, topics, default, refused)
+        return ScanBoundary(option, default, times=times)
+    return _offsets_boundary(option, _WORDS[default] if value is None else value, topics, default, refused)
 
 
-def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, refused: int | None) -> Edge:
+def _offsets_boundary(
+    option: str, value: Any, topics: Sequence[str], default: int, refused: int | None
+) -> ScanBoundary:
     for offset, word in _WORDS.items():
         if _word(value) == word:
             if offset == refused:
                 raise InvalidArgumentError(f"{option} of a batch read cannot be {word!r}")
-            return Edge(option, offset)
+            return ScanBoundary(option, offset)
     if isinstance(value, str) and value.startswith(GROUP_PREFIX):
         if refused == EARLIEST:
             raise InvalidArgumentError(f"{option} cannot be the offsets of a group; only starting_offsets can")
-        return Edge(option, default, group=check_group(value.removeprefix(GROUP_PREFIX).strip()))
+        return ScanBoundary(option, default, group=check_group(value.removeprefix(GROUP_PREFIX).strip()))
 
     def check(queue: str, offset: Any) -> int:
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST or offset >= 2**63:
@@ -159,7 +163,7 @@ def _offsets_edge(option: str, value: Any, topics: Sequence[str], default: int, 
             raise InvalidArgumentError(f"{option} of a batch read cannot be {_WORDS[refused]!r}, as for {queue}")
         return offset
 
-    return Edge(option, default, offsets=_by_queue(option, value, topics, check))
+    return ScanBoundary(option, default, offsets=_by_queue(option, value, topics, check))
 
 
 def _word(value: object) -> str | None:

@@ -15,14 +15,14 @@ from typing import Any, Final, Protocol, TypedDict, Unpack
 from raymq.client.scan.offsets import (
     EARLIEST,
     LATEST,
-    Edge,
     OffsetLookups,
     OffsetsOption,
+    ScanBoundary,
     TimestampOption,
     TimestampsOption,
     TimestampStrategy,
-    ending_edge,
-    starting_edge,
+    ending_boundary,
+    starting_boundary,
 )
 from raymq.common.errors import DataLossError, InvalidArgumentError, OffsetOutOfRangeError, TopicNotExistError
 from raymq.common.message import MessageQueue
@@ -125,7 +125,7 @@ def plan_ranges(
     """
     check_options(options)
     topics = select_topics(source, topic, options.get("topic_pattern"))
-    start, end = starting_edge(options, topics), ending_edge(options, topics)
+    start, end = starting_boundary(options, topics), ending_boundary(options, topics)
     queues = sorted(queue for name in topics for queue in source.queues(name))
     starts, ends = start.resolve(source, queues), end.resolve(source, queues)
     for queue in queues:
@@ -239,7 +239,7 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
 
 
 def require_matches(
-    start: Edge, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
+    start: ScanBoundary, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> None:
     """InvalidArgumentError if a queue has no message as late as its starting timestamp. The offsets were looked up
     before the bounds, so a queue's end is one that it has not passed since."""

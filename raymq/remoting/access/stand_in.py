@@ -1,7 +1,7 @@
 """Stand-in classes: the class that Ray gets in place of a real actor class, with a check before each method.
 
     handle.fetch(…)                     plain: refused where access is on
-    handle.signed_fetch(signature, …)   the twin: the door checks the signature, then calls the real method
+    handle.signed_fetch(signature, …)   the twin: checks the signature, then calls the real method
 
 `server_class_body` makes the methods. actors.actor_class makes stand-ins of raymq's servers with them.
 
@@ -33,13 +33,13 @@ OWNER_NONCES_MAX: Final = 100_000
 """Signed calls that an owned actor remembers, against repeats; some 10 MB at the most."""
 
 
-class ActorDoor(Protocol):
-    """The check before an actor's methods, where access is on."""
+class CallAuthentication(Protocol):
+    """Checks the calls of an actor before its methods, if access is on."""
 
     def refuse_unsigned(self, method: str) -> NoReturn:
         """Refuse a call that is not signed. AuthenticationError."""
 
-    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+    def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
         """Check a signed call of `method`, called `name`, and carry it out. AuthenticationError."""
 
 
@@ -56,8 +56,8 @@ class ActorOwner:
     call_key: bytes = field(default=b"", repr=False)
 
 
-class OwnerDoor:
-    """The door of an owned actor. Thread-safe.
+class OwnerAuthentication:
+    """Authenticates the calls of an owned actor. Thread-safe.
 
     `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
     """
@@ -84,7 +84,7 @@ class OwnerDoor:
             f"{method} of {self._access.actor} serves user {self._access.owner.user!r} only, by signed calls"
         )
 
-    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+    def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
         """Carry out a call that the owner or the actor's Pull actor has signed. AuthenticationError for any other call
         and for a repeat: the method was not called then, and the arguments were not unpickled."""
         import pickle
@@ -106,9 +106,9 @@ def owned_actor(real: type) -> type:
     """
 
     def construct(self: Any, *args: Any, access: Any = None, **kwargs: Any) -> None:
-        from raymq.remoting.access.stand_in import OwnerDoor
+        from raymq.remoting.access.stand_in import OwnerAuthentication
 
-        self._door = None if access is None else OwnerDoor(access)
+        self._authentication = None if access is None else OwnerAuthentication(access)
         self._real = real(*args, **kwargs)
 
     return type(real.__name__, (), server_class_body(real, construct))
@@ -117,7 +117,7 @@ def owned_actor(real: type) -> type:
 def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, Any]:
     """The namespace of a stand-in of `real`: `construct` as its constructor, each public method, and its signed twin.
 
-    An instance has `_real`, the real object, and `_door`, an ActorDoor or None where access is off.
+    An instance has `_real`, the real object, and `_authentication`, a CallAuthentication, or None if access is off.
     """
     namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": real.__module__, "__init__": construct}
     construct.__doc__ = real.__init__.__doc__  # type: ignore[misc]  # it is read only
@@ -146,8 +146,8 @@ def _with_access(signature: inspect.Signature) -> inspect.Signature:
 
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._door is not None:
-            self._door.refuse_unsigned(name)
+        if self._authentication is not None:
+            self._authentication.refuse_unsigned(name)
         return getattr(self._real, name)(*args, **kwargs)
 
     method.__name__ = name
@@ -158,8 +158,8 @@ def _forward_signed(name: str) -> Callable[..., Any]:
     """The twin of a method. Where access is off nobody looks at the signature: a client may sign all its calls."""
 
     def method(self: Any, signature: Any, payload: bytes) -> Any:
-        if self._door is not None:
-            return self._door.enter(name, signature, payload, getattr(self._real, name))
+        if self._authentication is not None:
+            return self._authentication.authenticate_call(name, signature, payload, getattr(self._real, name))
         import pickle
 
         args, kwargs = pickle.loads(payload)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.core.access.meter import Portion
+from actors.core.access.meter import ReadLimit
 from actors.replica.data_plane import DataPlane
 from raymq.common.errors import NoPermissionError
 from raymq.common.identity import Identity, acting_as
@@ -34,7 +34,7 @@ class Guarded:
     def __init__(self, directory: Any, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
         self.asked: list[tuple[str, str]] = []
         self.refused: set[str] = set()
-        self.portions: dict[str, Portion] = {}
+        self.portions: dict[str, ReadLimit] = {}
         self.read: list[tuple[str, int, int]] = []
         self.store = open_store(directory)
         self.double = StorageDouble(
@@ -49,7 +49,7 @@ class Guarded:
         if method in self.refused:
             raise NoPermissionError(f"{request.user} may not {method}")
 
-    def portion(self, user: str) -> Portion | None:
+    def portion(self, user: str) -> ReadLimit | None:
         return self.portions.get(user)
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
@@ -103,7 +103,7 @@ def test_a_user_reads_permitted_topics(guarded):
 
 
 @pytest.mark.parametrize(
-    ("portion", "count"), [(None, 5), (Portion(0, 2), 2), (Portion(1, 0), 1), (Portion(1 << 20, 9), 5)], ids=str
+    ("portion", "count"), [(None, 5), (ReadLimit(0, 2), 2), (ReadLimit(1, 0), 1), (ReadLimit(1 << 20, 9), 5)], ids=str
 )
 def test_a_user_with_a_quota_gets_a_portion_that_is_counted(guarded, portion, count):
     guarded.client.append([make_batch([b"x"] * 5)], WAIT_S)
@@ -116,7 +116,7 @@ def test_a_user_with_a_quota_gets_a_portion_that_is_counted(guarded, portion, co
 
 
 def test_offsets_are_not_counted(guarded):
-    guarded.portions["alice"] = Portion(1, 1)
+    guarded.portions["alice"] = ReadLimit(1, 1)
     guarded.client.append([make_batch([b"x"])], WAIT_S)
     guarded.client._fetch(ENDS, 0, 0.0, WAIT_S)
     assert guarded.read == [("alice", 0, 0)]

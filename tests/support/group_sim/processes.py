@@ -19,7 +19,7 @@ from actors.core.consume.process_queue import ProcessQueue
 from actors.core.rebalance.group import RebalanceGroup
 from actors.core.rebalance.server import RebalanceServer, TopicQueues
 from actors.core.rebalance.slot_lease import LOOK_INTERVAL_S, Drop, Get, Look, Put, SlotLease
-from raymq.client.consumer.rebalance_client import ServerChoice, Steadiness
+from raymq.client.consumer.rebalance_client import HeartbeatElision, ServerChoice
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.common.protocol.membership import (
@@ -230,7 +230,7 @@ class Member(Process):
         self.tenures: dict[MessageQueue, Tenure] = {}
         self.lease_until_s = -1.0
         self.choice = ServerChoice(GROUP)
-        self.steadiness = Steadiness()
+        self.steadiness = HeartbeatElision()
 
     def start(self) -> None:
         self.turn()

@@ -153,8 +153,8 @@ def test_without_tokens_only_loopback_may_listen(monkeypatch: pytest.MonkeyPatch
 
 def test_with_access_on_the_super_users_secret_is_an_admins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "cluster_has_tokens", lambda: False)
-    door = SimpleNamespace(is_owners_secret=lambda secret: secret == "the secret of root")
-    monkeypatch.setattr(actor, "door_here", lambda: door)
+    authenticated = SimpleNamespace(is_owners_secret=lambda secret: secret == "the secret of root")
+    monkeypatch.setattr(actor, "authenticated_server", lambda: authenticated)
     settings = application_settings(ConsoleOptions(host="0.0.0.0"))
     assert not settings.open_to_all
     assert [settings.guarded(given) for given in ("the secret of root", "the secret of team", "")] == ["admin", "", ""]

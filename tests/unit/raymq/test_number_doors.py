@@ -33,7 +33,7 @@ from raymq.client.consumer.simple.settings import SimpleOptions, SimpleSettings
 from raymq.client.producer import settings as producer_settings
 from raymq.client.producer.queue_selector import DestinationOptions
 from raymq.client.producer.settings import ProducerOptions
-from raymq.client.scan.offsets import ending_edge, starting_edge
+from raymq.client.scan.offsets import ending_boundary, starting_boundary
 from raymq.client.scan.ranges import ScanOptions, check_options
 from raymq.common.closing import OfProcess
 from raymq.common.config.cluster import SETTINGS_SECTIONS, ClusterSettings
@@ -396,8 +396,8 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
 def scan_options(options: Mapping[str, Any]) -> None:
     """Check the options of a read, as the reads of Spark do before they call the cluster."""
     check_options(options)
-    starting_edge(options, ["orders"])
-    ending_edge(options, ["orders"])
+    starting_boundary(options, ["orders"])
+    ending_boundary(options, ["orders"])
 
 
 def call(door: PublicNumber, value: object) -> None:

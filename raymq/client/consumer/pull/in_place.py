@@ -27,7 +27,7 @@ from typing import Final, Protocol
 from raymq.client.consumer.pull.fetched_records import FetchedRecords
 from raymq.client.consumer.pull.subscription_state import SubscriptionState
 from raymq.client.predicates.evaluation import FunctionHere
-from raymq.client.predicates.keep import keep
+from raymq.client.predicates.matching_records import keep
 from raymq.common.errors import DataLossError, PredicateFailedError, RaymqError
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import FetchRequest, QueueEnds

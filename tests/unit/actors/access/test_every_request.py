@@ -23,7 +23,7 @@ from raymq.remoting.access.requests import FOR_SERVERS, OVER_LANES_ONLY, RULES
 from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User
 from tests.support.cases import check_all
-from tests.unit.actors.access.test_door import (
+from tests.unit.actors.access.test_authenticated_server import (
     ADMIN,
     ALICE,
     BOB,
@@ -135,7 +135,7 @@ class Request:
         call(server, who, self.method, *self.arguments, **self.keywords)
 
     def by_lane(self, server: Any, who: Identity) -> None:
-        server._door.guard(LaneFrame(who.user), self.method, self.arguments)
+        server._authentication.guard(LaneFrame(who.user), self.method, self.arguments)
 
     def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
         """Give CARL the rights of alternative number `number` among the sufficient ones."""
@@ -191,7 +191,7 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     ):
         with pytest.raises(AuthenticationError):
             request_.by_call(server, who)
-        assert server._door.gate.key_of(who.user) != who.key  # with which a lane's handshake is checked
+        assert server._authentication.authorizer.key_of(who.user) != who.key  # with which a lane's handshake is checked
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))
     # A signature of this user for this method with other arguments, and for these arguments at another method.

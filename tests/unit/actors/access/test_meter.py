@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.core.access.meter import HANDED_OUT, Meter, Portion
+from actors.core.access.meter import HANDED_OUT, Meter, ReadLimit
 from raymq.common.errors import QuotaExceededError
 from raymq.common.message import MessageQueue, PullStatus
 from raymq.common.protocol.store import FetchRequest, FetchResult
@@ -43,10 +43,10 @@ def test_a_user_waits_until_its_debt_is_paid() -> None:
 
 def test_one_request_reads_a_seconds_worth_at_most() -> None:
     portion = Meter(USERS.get).portion("slow")
-    assert portion == Portion(1000, 10)
+    assert portion == ReadLimit(1000, 10)
     assert (portion.bytes_of(64), portion.bytes_of(1 << 20)) == (64, 1000)
     assert [one.max_messages for one in portion.requests_of([REQUEST])] == [10]
-    unbound = Portion(0, 0)
+    unbound = ReadLimit(0, 0)
     assert (unbound.bytes_of(64), unbound.requests_of([REQUEST])) == (64, [REQUEST])
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.core.access.shown import Sight, cut
+from actors.core.access.shown import VisibleNames, cut
 
-SIGHT = Sight(lambda topic: topic == "orders", lambda group: group == "billing")
+SIGHT = VisibleNames(lambda topic: topic == "orders", lambda group: group == "billing")
 
 
 def named(group: str) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.access import door as door_module
-from actors.access.door import Door, ServerAccess
+from actors.access import authenticated_server as server_module
+from actors.access.authenticated_server import AuthenticatedServer, ServerAccess
 from actors.broker.live.users import UserMethods
 from actors.broker.state_log import StateLog
 from raymq.common.errors import InvalidArgumentError
@@ -42,14 +42,14 @@ def broker():
 
 
 @pytest.fixture
-def door(monkeypatch):
+def authenticated(monkeypatch):
     access = ServerAccess("broker-a", Identity(INTERNAL_USER, b"i" * 32), START, "broker-a", "root")
-    door = Door(access, "Broker", lambda: 1)
-    monkeypatch.setattr(door_module, "_open", [door])
-    return door
+    authenticated = AuthenticatedServer(access, "Broker", lambda: 1)
+    monkeypatch.setattr(server_module, "_protected", [authenticated])
+    return authenticated
 
 
-def test_users_are_those_of_the_start_until_one_is_changed(broker, door):
+def test_users_are_those_of_the_start_until_one_is_changed(broker, authenticated):
     assert [user.name for user in broker.users()] == ["root", "team"]
     assert broker.auth_state(0) is None
     broker.change_access(CreateUser(User("new", b"n" * 32)))
@@ -57,12 +57,12 @@ def test_users_are_those_of_the_start_until_one_is_changed(broker, door):
     state = broker.auth_state(START.version)
     assert state.users.keys() == {"new", "root", "team"}
     assert broker.auth_state(state.version) is None
-    assert door.gate.key_of("new") == b"n" * 32
+    assert authenticated.authorizer.key_of("new") == b"n" * 32
     broker.change_access(DeleteUser("team"))
-    assert door.gate.key_of("team") is None
+    assert authenticated.authorizer.key_of("team") is None
 
 
-def test_the_settings_own_user_is_changed_in_the_settings(broker, door):
+def test_the_settings_own_user_is_changed_in_the_settings(broker, authenticated):
     for change in (UpdateUser("root", b"x" * 32), DeleteUser("root")):
         with pytest.raises(InvalidArgumentError, match=r"raymq\.yaml"):
             broker.change_access(change)

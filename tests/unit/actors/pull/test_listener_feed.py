@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.core.access.meter import Portion
+from actors.core.access.meter import ReadLimit
 from actors.core.consume.records_in_place import TaskRecords
 from actors.pull import listener_feed as pull_feed
 from actors.pull.instance_state import InstanceState
@@ -512,7 +512,7 @@ def test_a_lane_that_breaks_has_its_listener_looked_for(scenes, monkeypatch):
 
 @pytest.mark.parametrize(
     ("portion", "handed"),
-    [(None, 128), (Portion(0, 70), 64), (Portion(1, 0), 32), (Portion(1 << 20, 128), 128)],
+    [(None, 128), (ReadLimit(0, 70), 64), (ReadLimit(1, 0), 32), (ReadLimit(1 << 20, 128), 128)],
     ids=str,
 )
 def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion, handed):

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from raydp_jobs.jobs import archive as job
 from raydp_jobs.jobs.archive import Archived, archive, locked
 from raydp_jobs.jobs.archive_check import check_file, check_rows, verify
-from raydp_jobs.jobs.archive_files import Piece, find_pieces
+from raydp_jobs.jobs.archive_files import ArchiveFile, find_pieces
 from raydp_jobs.jobs.archive_writer import Written, write_range
 from raydp_jobs.jobs.replay_source import Selection, lines_of, read_line
 from raymq.client.scan.ranges import OffsetRange
@@ -364,7 +364,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damage_is_found(tmp_path: Path, kind: str) -> None:
     run(tmp_path / "orders", {MessageQueue("orders", "broker-a", 3): (0, 60)}, round_messages=1000)
     assert verify(tmp_path, "orders").problems == ()
-    piece = Piece("broker-a", 3, 24, 48, "2026-03-02")
+    piece = ArchiveFile("broker-a", 3, 24, 48, "2026-03-02")
     damage, expected = DAMAGE[kind]
     damage(tmp_path / "orders" / piece.path)
     problems = verify(tmp_path, "orders").problems

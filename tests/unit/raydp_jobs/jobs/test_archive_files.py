@@ -8,7 +8,7 @@ import pytest
 
 from raydp_jobs.jobs.archive_files import (
     SPLIT_MESSAGES,
-    Piece,
+    ArchiveFile,
     check_cover,
     find_pieces,
     next_offsets,
@@ -23,8 +23,8 @@ from raymq.common.protocol.store import QueueBounds
 DAY = "2026-03-01"
 
 
-def piece(start: int, end: int, queue_id: int = 3, day: str = DAY) -> Piece:
-    return Piece("broker-a", queue_id, start, end, day)
+def piece(start: int, end: int, queue_id: int = 3, day: str = DAY) -> ArchiveFile:
+    return ArchiveFile("broker-a", queue_id, start, end, day)
 
 
 def bounds(low: int, high: int, queue_id: int = 3) -> dict[MessageQueue, QueueBounds]:
@@ -36,10 +36,10 @@ def spans(ranges: tuple[OffsetRange, ...]) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    "one", [piece(0, 1), piece(17, 2**62), piece(5, 6, day=""), Piece("%RETRY%-b|1", 0, 0, 9, DAY)]
+    "one", [piece(0, 1), piece(17, 2**62), piece(5, 6, day=""), ArchiveFile("%RETRY%-b|1", 0, 0, 9, DAY)]
 )
-def test_a_path_says_all_of_its_piece(one: Piece) -> None:
-    assert Piece.parse(one.path) == one
+def test_a_path_says_all_of_its_piece(one: ArchiveFile) -> None:
+    assert ArchiveFile.parse(one.path) == one
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_path_says_all_of_its_piece(one: Piece) -> None:
 )
 def test_any_other_path_is_refused(path: str) -> None:
     with pytest.raises(StoreCorruptError, match="not a file of an archive"):
-        Piece.parse(Path(path))
+        ArchiveFile.parse(Path(path))
 
 
 def test_pieces_are_found_by_queue_and_offset_and_hidden_files_and_staging_are_not(tmp_path: Path) -> None:
@@ -141,6 +141,6 @@ def test_pieces_that_are_the_ranges_cover_them() -> None:
         [piece(10, 21)],
     ],
 )
-def test_pieces_that_are_not_the_ranges_are_refused(pieces: list[Piece]) -> None:
+def test_pieces_that_are_not_the_ranges_are_refused(pieces: list[ArchiveFile]) -> None:
     with pytest.raises(StoreCorruptError):
         check_cover([RANGE], pieces)

@@ -17,7 +17,7 @@ from raymq.common.errors import AuthenticationError, RaymqError, SignedTooEarlyE
 from raymq.common.identity import Identity
 from raymq.remoting import actor_ref
 from raymq.remoting.access.signatures import SKEW_MS, check
-from raymq.remoting.access.stand_in import ActorOwner, OwnerDoor
+from raymq.remoting.access.stand_in import ActorOwner, OwnerAuthentication
 from raymq.remoting.actor_ref import ActorRef
 
 ALICE = Identity("alice", b"a" * 32)
@@ -88,13 +88,15 @@ class Process:
     """A process of the actor broker-a with authentication. Ray wraps its errors in a RayTaskError."""
 
     def __init__(self) -> None:
-        self.door = OwnerDoor(ActorOwner("broker-a", ALICE))
+        self.authenticated = OwnerAuthentication(ActorOwner("broker-a", ALICE))
         self.taken: list[tuple[Any, bytes]] = []
 
     def __getattr__(self, name: str) -> Any:
         def remote(signature: Any, payload: bytes) -> Any:
             try:
-                answer = self.door.enter(name.removeprefix(identity.SIGNED), signature, payload, lambda: "answer")
+                answer = self.authenticated.authenticate_call(
+                    name.removeprefix(identity.SIGNED), signature, payload, lambda: "answer"
+                )
             except RaymqError as error:
                 return RayTaskError("signed_groups", "traceback", pickle.loads(pickle.dumps(error)))
             self.taken.append((signature, payload))

@@ -43,7 +43,7 @@ def plain(found: FoundProperties | None) -> object:
         (row, *instances[code], sequence)
         for row, code, sequence in zip(rows.tolist(), codes.tolist(), sequences.tolist(), strict=True)
     ]
-    return found.tags_codes.tolist(), producers, found.was_moved.tolist(), found.has_units_elsewhere
+    return found.tags_codes.tolist(), producers, found.was_moved.tolist(), found.has_light_queue_units
 
 
 def test_shapes_and_texts_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

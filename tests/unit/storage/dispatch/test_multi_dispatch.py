@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.records.format.dispatch import DispatchView
-from storage.dispatch.multi_dispatch import units_elsewhere
+from storage.dispatch.multi_dispatch import light_queue_units
 
 
 def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 3) -> DispatchView:
@@ -34,13 +34,13 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
         ("%LMQ%a", "9" * 5000, []),
     ],
 )
-def test_units_elsewhere(names, offsets, expected):
+def test_light_queue_units(names, offsets, expected):
     """In 9,100 bytes of log no queue can have more than 100 messages."""
-    assert units_elsewhere(view_of(names, offsets), 9100) == expected
+    assert light_queue_units(view_of(names, offsets), 9100) == expected
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
     """RocketMQ 4.9 gives such messages offsets there; without offsets they are in no other queue."""
-    assert units_elsewhere(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
-    assert units_elsewhere(view_of("%LMQ%a", "", topic=topic), 9100) == []
+    assert light_queue_units(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
+    assert light_queue_units(view_of("%LMQ%a", "", topic=topic), 9100) == []

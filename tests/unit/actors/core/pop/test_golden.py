@@ -6,7 +6,7 @@ import pytest
 
 from actors.core.broker.state import BrokerState
 from actors.core.pop.leases import Lease
-from actors.core.pop.receive import Handout, available, check_receive, decide_receive, next_due_ms
+from actors.core.pop.receive import LeaseGrant, available, check_receive, decide_receive, next_due_ms
 from actors.core.pop.settle import SettleDecision, decide_ack, decide_invisible
 from actors.core.pop.waiting import FULL_PAUSE_S, WAITING_OF_KEY_MAX, WaitingReceive, WaitingReceives
 from raymq.common.errors import InvalidArgumentError, SystemBusyError
@@ -34,7 +34,7 @@ class Queue:
     def request(self, most: int, invisible_ms: int = 60_000, attempt_id: str = "") -> ReceiveRequest:
         return ReceiveRequest("g", ("orders",), most, invisible_ms, ordered=self.ordered, attempt_id=attempt_id)
 
-    def receive(self, most: int, now_ms: int = NOW_MS, invisible_ms: int = 60_000, attempt_id: str = "") -> Handout:
+    def receive(self, most: int, now_ms: int = NOW_MS, invisible_ms: int = 60_000, attempt_id: str = "") -> LeaseGrant:
         request = self.request(most, invisible_ms, attempt_id)
         handout = decide_receive(self.state.pop, self.committed, [QUEUE], self.ends, request, now_ms)
         if handout.change is not None:

@@ -99,18 +99,18 @@ def test_nearby_refuses_a_member_or_a_broker_without_a_room():
         allocate_nearby(queues[:1], ["m"], ROOMS, {"m": " "})
 
 
-def test_config_gives_each_member_what_it_wishes_and_no_more():
+def test_config_gives_each_member_what_it_requests_and_no_more():
     queues = queues_of("broker-a", count=4)
     elsewhere = MessageQueue("other", "broker-a", 0)
     shares = allocate_by_config(queues, ["a", "b", "c"], {"a": {queues[3], elsewhere}, "b": {queues[0]}}, {})
     assert shares == {"a": [queues[3]], "b": [queues[0]], "c": []}
 
 
-def test_config_gives_a_queue_that_two_wish_for_to_the_one_that_has_it():
+def test_config_gives_a_queue_that_two_request_to_its_holder():
     queue = MessageQueue("orders", "broker-a", 0)
-    wishes = {"a": {queue}, "b": {queue}}
-    assert allocate_by_config([queue], ["a", "b"], wishes, {queue: "b"}) == {"a": [], "b": [queue]}
-    assert allocate_by_config([queue], ["a", "b"], wishes, {queue: "gone"}) == {"a": [queue], "b": []}
+    requests = {"a": {queue}, "b": {queue}}
+    assert allocate_by_config([queue], ["a", "b"], requests, {queue: "b"}) == {"a": [], "b": [queue]}
+    assert allocate_by_config([queue], ["a", "b"], requests, {queue: "gone"}) == {"a": [queue], "b": []}
 
 
 def test_config_refuses_nothing():

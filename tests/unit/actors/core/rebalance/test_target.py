@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.rebalance.target import GroupMembership, Wish, disagreements, make_target
+from actors.core.rebalance.target import GroupMembership, MemberRequest, disagreements, make_target
 from raymq.common.message import MessageQueue
 from raymq.common.protocol.membership import AllocateStrategy, Allocation
 
@@ -14,14 +14,14 @@ BOTH = frozenset({"orders", "audit"})
 ROOMS = {"room1@broker-a": "A", "room1@broker-b": "B"}
 
 
-def view(wishes, *, queues=None, holders=None, target=None) -> GroupMembership:
+def view(requests, *, queues=None, holders=None, target=None) -> GroupMembership:
     queues = {"orders": ORDERS, "audit": AUDIT} if queues is None else queues
-    return GroupMembership(wishes, queues, ROOMS, holders or {}, target or {})
+    return GroupMembership(requests, queues, ROOMS, holders or {}, target or {})
 
 
-def alike(strategy: AllocateStrategy, **fields) -> dict[str, Wish]:
+def alike(strategy: AllocateStrategy, **fields) -> dict[str, MemberRequest]:
     allocation = Allocation(strategy, **fields)
-    return {"a": Wish(BOTH, allocation, "A"), "b": Wish(frozenset({"orders"}), allocation, "B")}
+    return {"a": MemberRequest(BOTH, allocation, "A"), "b": MemberRequest(frozenset({"orders"}), allocation, "B")}
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_config_leaves_the_queues_that_nobody_is_configured_for():
 
 
 def test_a_refusal_leaves_its_topic_and_only_that_as_it_was():
-    wishes = {"a": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM_NEARBY), "A")}
+    requests = {"a": MemberRequest(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM_NEARBY), "A")}
     roomless = (MessageQueue("audit", "broker-c", 0),)
-    target, failures = make_target(view(wishes, queues={"orders": ORDERS, "audit": roomless}, target={AUDIT[0]: "x"}))
+    target, failures = make_target(view(requests, queues={"orders": ORDERS, "audit": roomless}, target={AUDIT[0]: "x"}))
     assert target == {**dict.fromkeys(ORDERS, "a"), AUDIT[0]: "x"}
     assert list(failures) == ["audit"]
     assert "broker-c" in failures["audit"]
@@ -78,24 +78,24 @@ def test_members_that_agree_have_nothing_to_say():
 
 
 def test_a_member_that_asks_for_other_machine_rooms_is_named():
-    wishes = {
-        "b": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room1"}))),
-        "a": Wish(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room2"}))),
+    requests = {
+        "b": MemberRequest(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room1"}))),
+        "a": MemberRequest(BOTH, Allocation(AllocateStrategy.MACHINE_ROOM, machine_rooms=frozenset({"room2"}))),
     }
-    said = disagreements(view(wishes))
+    said = disagreements(view(requests))
     assert said == ["a asks for machine rooms ['room2']; the group uses ['room1'], as b joined first"]
 
 
 def test_a_queue_that_is_configured_twice_goes_to_its_holder_and_is_named():
-    wishes = alike(AllocateStrategy.CONFIG, queues=frozenset({ORDERS[0]}))
-    target, _ = make_target(view(wishes, holders={ORDERS[0]: "b"}))
+    requests = alike(AllocateStrategy.CONFIG, queues=frozenset({ORDERS[0]}))
+    target, _ = make_target(view(requests, holders={ORDERS[0]: "b"}))
     assert target == {ORDERS[0]: "b"}
-    said = disagreements(view(wishes, target=target))
+    said = disagreements(view(requests, target=target))
     assert said == [f"{ORDERS[0]} is configured for a, b; b gets it"]
 
 
 def test_a_queue_that_is_configured_but_not_there_is_named():
     nowhere = MessageQueue("orders", "broker-z", 0)
-    wishes = {"a": Wish(BOTH, Allocation(AllocateStrategy.CONFIG, queues=frozenset({nowhere})))}
-    said = disagreements(view(wishes))
+    requests = {"a": MemberRequest(BOTH, Allocation(AllocateStrategy.CONFIG, queues=frozenset({nowhere})))}
+    said = disagreements(view(requests))
     assert said == [f"{nowhere} is configured for a, which does not subscribe to such a queue"]

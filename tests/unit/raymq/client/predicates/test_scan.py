@@ -10,7 +10,7 @@ import pytest
 import raymq
 from raymq.client.predicates import scan
 from raymq.client.predicates.evaluation import Evaluated, FunctionHere, call_each
-from raymq.client.predicates.keep import keep
+from raymq.client.predicates.matching_records import keep
 from raymq.client.predicates.scan import FetchFailed, PredicateScan
 from raymq.common.errors import PredicateFailedError
 from raymq.common.message import PullStatus

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from actors.access import door as module
-from actors.access.door import Door, ServerAccess
+from actors.access import authenticated_server as module
+from actors.access.authenticated_server import AuthenticatedServer, ServerAccess
 from actors.actor_class import actor_class
-from actors.core.access.gate import Gate
+from actors.core.access.authorizer import Authorizer
 from raymq.common import identity
 from raymq.common.errors import (
     AccessDeniedError,
@@ -34,7 +34,7 @@ from raymq.common.protocol.store import FetchRequest, FetchResult
 from raymq.remoting.access.policies import make_entry
 from raymq.remoting.access.requests import rules_of
 from raymq.remoting.access.signatures import NONCE_BYTES, Signature, sign
-from raymq.remoting.access.stand_in import ActorOwner, OwnerDoor, owned_actor
+from raymq.remoting.access.stand_in import ActorOwner, OwnerAuthentication, owned_actor
 from raymq.remoting.access.state import NO_USERS, AuthState
 from raymq.remoting.access.users import INTERNAL_USER, User, UserType, make_user
 from raymq.remoting.storage_client import StorageDescription
@@ -124,7 +124,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
     made: Any = object.__new__(type("Made", (actor_class(server),), {}))
     made._real = real
     access = ServerAccess(SERVER, INTERNAL, users() if state is None else state)
-    made._door = Door(access, server.__name__.removesuffix("Double"), lambda: NOW_MS, LIFE)
+    made._authentication = AuthenticatedServer(access, server.__name__.removesuffix("Double"), lambda: NOW_MS, LIFE)
     return made
 
 
@@ -218,15 +218,15 @@ def test_arguments_that_the_method_does_not_take_are_a_type_error(scene):
 
 
 def test_decisions_hold_until_users_or_policies_change_and_older_ones_are_not_heeded(scene):
-    gate, before = scene._door.gate, scene._door.gate.state
+    authorizer, before = scene._authentication.authorizer, scene._authentication.authorizer.state
     call(scene, ALICE, "topic_route", "orders")
-    gate.know(before.without_entries(ALICE.user))
+    authorizer.know(before.without_entries(ALICE.user))
     with pytest.raises(AccessDeniedError):
         call(scene, ALICE, "topic_route", "orders")
-    gate.know(before)
+    authorizer.know(before)
     with pytest.raises(AccessDeniedError):
         call(scene, ALICE, "topic_route", "orders")
-    gate.know(gate.state.without_user(ALICE.user))
+    authorizer.know(authorizer.state.without_user(ALICE.user))
     with pytest.raises(AuthenticationError):
         call(scene, ALICE, "topic_route", "orders")
 
@@ -234,10 +234,12 @@ def test_decisions_hold_until_users_or_policies_change_and_older_ones_are_not_he
 def test_the_owners_secret_is_known_by_its_key():
     state = NO_USERS.with_user(make_user("root", "the secret of root", type=UserType.SUPER), is_new=True)
     state = state.with_user(make_user("other", "the other's secret", type=UserType.SUPER), is_new=True)
-    door = Door(ServerAccess(SERVER, INTERNAL, state, owner="root"), "Console")
+    authenticated = AuthenticatedServer(ServerAccess(SERVER, INTERNAL, state, owner="root"), "Console")
     tried = ("the secret of root", "the other's secret", "short", "")
-    assert [door.is_owners_secret(secret) for secret in tried] == [True, False, False, False]
-    assert not Door(ServerAccess(SERVER, INTERNAL, state), "Console").is_owners_secret("the secret of root")
+    assert [authenticated.is_owners_secret(secret) for secret in tried] == [True, False, False, False]
+    assert not AuthenticatedServer(ServerAccess(SERVER, INTERNAL, state), "Console").is_owners_secret(
+        "the secret of root"
+    )
 
 
 class Frame:
@@ -253,7 +255,7 @@ class Batch:
 
 
 def test_a_frame_is_guarded_by_the_same_table():
-    guard = opened(StorageDouble, None)._door.guard
+    guard = opened(StorageDouble, None)._authentication.guard
     guard(Frame("alice"), "append", ([Batch("orders")],))
     guard(Frame(INTERNAL_USER), "append_log", ())
     for user, method, arguments in (
@@ -268,13 +270,13 @@ def test_a_frame_is_guarded_by_the_same_table():
 
 
 def test_what_is_sent_counts_and_the_wait_is_told():
-    gate = Gate(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), LIFE)
+    authorizer = Authorizer(SERVER, INTERNAL, rules_of("Storage"), users(messages_per_second=10), LIFE)
     batches = ([Batch("orders")] * 5,)
-    gate.admit("alice", "", "append", batches, 0.0)
+    authorizer.admit("alice", "", "append", batches, 0.0)
     with pytest.raises(QuotaExceededError, match="messages per second") as caught:
-        gate.admit("alice", "", "append", batches, 500.0)
+        authorizer.admit("alice", "", "append", batches, 500.0)
     assert caught.value.retry_after_ms == 500
-    gate.admit("alice", "", "append", batches, 1000.0)
+    authorizer.admit("alice", "", "append", batches, 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -289,12 +291,12 @@ def test_a_user_over_its_quota_gets_no_messages_over_any_lane(
 ) -> None:
     state = users(consume_messages_per_second=10)
     state = state.with_entries(ALICE.user, [make_entry("Group:billing", ["Sub"])], is_new=True)
-    gate = Gate(SERVER, INTERNAL, rules_of(server), state, LIFE)
-    gate.admit("alice", "", method, arguments, 0.0)
-    gate.meter.consumed("alice", 100, 15, 0.0)
+    authorizer = Authorizer(SERVER, INTERNAL, rules_of(server), state, LIFE)
+    authorizer.admit("alice", "", method, arguments, 0.0)
+    authorizer.meter.consumed("alice", 100, 15, 0.0)
     with pytest.raises(QuotaExceededError, match="consumed messages per second"):
-        gate.admit("alice", "", method, arguments, 100.0)
-    gate.admit("alice", "", method, arguments, 5000.0)
+        authorizer.admit("alice", "", method, arguments, 100.0)
+    authorizer.admit("alice", "", method, arguments, 5000.0)
 
 
 class StorageDouble:
@@ -327,19 +329,19 @@ def test_what_is_consumed_counts_and_is_read_from_no_files(bounded: bool) -> Non
 
 
 def test_the_decisions_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("actors.core.access.gate.DECISIONS_MAX", 10)
-    gate = Gate(SERVER, INTERNAL, rules_of("NameServer"), users(), LIFE)
+    monkeypatch.setattr("actors.core.access.authorizer.DECISIONS_MAX", 10)
+    authorizer = Authorizer(SERVER, INTERNAL, rules_of("NameServer"), users(), LIFE)
     for number in range(25):
-        gate.admit(ADMIN.user, "", "topic_route", (f"t{number}",), 0.0)
-    assert len(gate._known[1]) <= 10
+        authorizer.admit(ADMIN.user, "", "topic_route", (f"t{number}",), 0.0)
+    assert len(authorizer._known[1]) <= 10
 
 
-def test_a_process_with_a_door_acts_as_the_internal_user_and_its_lanes_ask(monkeypatch):
-    monkeypatch.setattr(module, "_open", [])
+def test_a_process_with_authentication_acts_as_the_internal_user_and_its_lanes_ask(monkeypatch):
+    monkeypatch.setattr(module, "_protected", [])
     assert (module.lane_users(), module.lane_guard(), module.access_for("x")) == (None, None, {})
     access = ServerAccess(SERVER, INTERNAL, users())
     try:
-        module.open_door(access, "NameServer")
+        module.start_authentication(access, "NameServer")
         assert identity.present() == INTERNAL
         assert module.lane_users()(INTERNAL_USER) == INTERNAL.key
         assert module.lane_guard() is not None
@@ -351,7 +353,7 @@ def test_a_process_with_a_door_acts_as_the_internal_user_and_its_lanes_ask(monke
         identity.give_back(INTERNAL)
 
 
-def test_every_actor_class_of_the_code_is_behind_a_door():
+def test_every_actor_class_of_the_code_authenticates_its_calls():
     assert {real.__name__ for real in SERVERS} >= {"Broker", "NameServer", "Pull", "Storage", "ConsoleService"}
     assert {real.__name__ for real in OWNED} == {"Listener", "PredicateRunner"}
     others = {ast.unparse(given) for _, given in given_to_ray()}
@@ -364,7 +366,10 @@ def test_every_actor_class_of_the_code_is_behind_a_door():
 def test_every_method_of_an_actor_with_users_code_serves_its_owner_and_its_pull_actor_only(real):
     made: Any = object.__new__(type("Made", (owned_actor(real),), {}))
     key = b"k" * 32
-    made._real, made._door = Unreachable(), OwnerDoor(ActorOwner(SERVER, ALICE, key), lambda: NOW_MS, LIFE)
+    made._real, made._authentication = (
+        Unreachable(),
+        OwnerAuthentication(ActorOwner(SERVER, ALICE, key), lambda: NOW_MS, LIFE),
+    )
     names = [name for name in vars(owned_actor(real)) if f"signed_{name}" in vars(owned_actor(real))]
     assert set(names) == {name for name in vars(real) if not name.startswith("_")}
     for name in names:
@@ -387,17 +392,17 @@ def test_every_method_of_an_actor_with_users_code_serves_its_owner_and_its_pull_
 
 
 def test_an_actor_that_pull_actors_started_serves_them_only():
-    door = OwnerDoor(ActorOwner(SERVER, INTERNAL), lambda: NOW_MS, LIFE)
-    assert door.enter("pids", *signed(INTERNAL, "pids"), lambda: 7) == 7
+    authenticated = OwnerAuthentication(ActorOwner(SERVER, INTERNAL), lambda: NOW_MS, LIFE)
+    assert authenticated.authenticate_call("pids", *signed(INTERNAL, "pids"), lambda: 7) == 7
     for who in (ALICE, Identity(INTERNAL_USER, b"x" * 32)):
         with pytest.raises(AuthenticationError):
-            door.enter("pids", *signed(who, "pids"), lambda: 7)
+            authenticated.authenticate_call("pids", *signed(who, "pids"), lambda: 7)
 
 
 def test_a_call_of_an_actor_with_users_code_from_before_its_start_is_to_be_signed_anew():
-    door = OwnerDoor(ActorOwner(SERVER, ALICE), lambda: NOW_MS)
+    authenticated = OwnerAuthentication(ActorOwner(SERVER, ALICE), lambda: NOW_MS)
     with pytest.raises(SignedTooEarlyError):
-        door.enter("pids", *signed(ALICE, "pids"), lambda: 7)
+        authenticated.authenticate_call("pids", *signed(ALICE, "pids"), lambda: 7)
 
 
 def test_no_key_of_an_actor_with_users_code_is_shown():
@@ -433,19 +438,21 @@ class Unreachable:
 
 def test_newer_users_count_and_the_settings_own_user_is_as_the_settings_say():
     state = users()
-    door = Door(ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS, LIFE)
+    authenticated = AuthenticatedServer(
+        ServerAccess(SERVER, INTERNAL, state, "broker-a", ADMIN.user), "NameServer", lambda: NOW_MS, LIFE
+    )
     newer = state.without_user(BOB.user).with_user(User(ADMIN.user, b"?" * 32, UserType.SUPER), is_new=False)
-    door.know(newer.kept_at(NOW_MS))
-    assert door.gate.key_of(BOB.user) is None
-    assert door.gate.key_of(ADMIN.user) == ADMIN.key
-    door.know(state)
-    assert door.gate.key_of(BOB.user) is None, "older ones do not"
+    authenticated.know(newer.kept_at(NOW_MS))
+    assert authenticated.authorizer.key_of(BOB.user) is None
+    assert authenticated.authorizer.key_of(ADMIN.user) == ADMIN.key
+    authenticated.know(state)
+    assert authenticated.authorizer.key_of(BOB.user) is None, "older ones do not"
 
 
 def test_a_door_asks_for_newer_users_again_and_again_whatever_fails(monkeypatch):
     monkeypatch.setattr(module, "USERS_INTERVAL_S", 0.0)
-    door, stopping = (
-        Door(ServerAccess(SERVER, INTERNAL, users()), "NameServer", lambda: NOW_MS, LIFE),
+    authenticated, stopping = (
+        AuthenticatedServer(ServerAccess(SERVER, INTERNAL, users()), "NameServer", lambda: NOW_MS, LIFE),
         threading.Event(),
     )
     asked: list[int] = []
@@ -460,10 +467,10 @@ def test_a_door_asks_for_newer_users_again_and_again_whatever_fails(monkeypatch)
             return None
         return users().without_user(BOB.user).kept_at(7_000)
 
-    door.follow(ask, stopping)
+    authenticated.follow(ask, stopping)
     assert asked == [start, start, 7_000, 7_000]
-    assert door.gate.key_of(BOB.user) is None
+    assert authenticated.authorizer.key_of(BOB.user) is None
 
 
 def test_a_process_without_a_door_has_none():
-    assert module.door_here() is None
+    assert module.authenticated_server() is None

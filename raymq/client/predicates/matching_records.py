@@ -16,7 +16,7 @@ Decide = Callable[[LocatedRecords, float], Evaluated]
 
 
 @dataclass(slots=True)
-class Kept:
+class MatchingRecords:
     """The matching records among the records that were checked, and the next queue offset.
 
     `failure`: why the predicate did not decide on the record at `next_offset`. `ended`: True if the predicate ended its
@@ -42,13 +42,13 @@ def keep(
     max_bytes: int,
     until_s: float,
     clock: Callable[[], float] = time.monotonic,
-) -> Kept:
+) -> MatchingRecords:
     """Keep the matching records of `found`, which `next_offset` follows.
 
     Keeps at most `max_messages` and `max_bytes`, but at least one record if any matches. Stops at `until_s` on `clock`
     after the first check. Records that are left out follow from the result's `next_offset` on.
     """
-    kept = Kept(next_offset)
+    kept = MatchingRecords(next_offset)
     for piece in found:
         records = piece
         while len(records.offsets):
@@ -72,7 +72,9 @@ def keep(
     return kept
 
 
-def _take(kept: Kept, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int) -> int:
+def _take(
+    kept: MatchingRecords, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int
+) -> int:
     """Keep the matching records that the limits admit; the number of records that are dealt with then."""
     rows = np.flatnonzero(evaluated.matches)
     sizes = np.cumsum(records.sizes[rows])

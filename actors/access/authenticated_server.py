@@ -1,16 +1,17 @@
 """The access control of a server's process, if access is on: every call and every lane passes it.
 
-A stand-in (actors.actor_class) opens the door before it makes the real server. From then on the process acts as raymq's
-internal user in its own calls. Its lanes require users, and the gate checks their frames (`lane_users`, `lane_guard`).
-A method can only be called by its signed twin: the signature is checked first, then the arguments are unpickled, then
-the gate decides (actors.core.access.gate). A returned list is cut to what the user may see (actors.core.access.shown).
+A stand-in (actors.actor_class) calls `start_authentication` before it makes the real server. From then on the process
+acts as raymq's internal user in its own calls. Its lanes require users, and the authorizer checks each frame
+(`lane_users`, `lane_guard`). A method can only be called by its signed twin: first the signature is checked, then the
+arguments are unpickled, then the authorizer decides (actors.core.access.authorizer). A returned list is cut to what the
+user may see (actors.core.access.shown).
 
 This keeps users of raymq away from each other's topics. It does not protect against clients that may submit any work to
 Ray: Ray itself unpickles what comes with an actor call, and the holder of Ray's token may run code.
 
 The servers that this server starts get the same access by `access_for`. The first broker group keeps changes of users
-and policies in its log; every door asks it for changes at intervals. Nothing else survives the process. If access is
-off, none of this exists.
+and policies in its log. Every authenticated server asks this group for changes at intervals. Nothing else survives the
+process. If access is off, none of this exists.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from actors.core.access.gate import Gate
-from actors.core.access.meter import HANDED_OUT, Consumption, Portion
-from actors.core.access.shown import Sight, cut
+from actors.core.access.authorizer import Authorizer
+from actors.core.access.meter import HANDED_OUT, Consumption, ReadLimit
+from actors.core.access.shown import VisibleNames, cut
 from raymq.common import identity
 from raymq.common.errors import AuthenticationError, SignedTooEarlyError
 from raymq.common.identity import Identity
@@ -65,7 +66,7 @@ class ServerAccess:
     owner: str = ""
 
 
-class Door:
+class AuthenticatedServer:
     """The access control of one server, of the class `server_class`. Thread-safe.
 
     `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
@@ -79,11 +80,11 @@ class Door:
         life: bytes | None = None,
     ) -> None:
         self.access, self._server, self._class, self._clock = access, access.server, server_class, clock
-        self.gate = Gate(access.server, access.internal, rules_of(server_class), access.state, life)
+        self.authorizer = Authorizer(access.server, access.internal, rules_of(server_class), access.state, life)
 
     def know(self, state: AuthState) -> None:
         """Use these users and policies from now on, if they are newer than the current ones."""
-        self.gate.know(self.with_owner(state))
+        self.authorizer.know(self.with_owner(state))
 
     def with_owner(self, state: AuthState) -> AuthState:
         """Return these users and policies, with the super user as defined in the settings."""
@@ -97,7 +98,7 @@ class Door:
         failed = False
         while not stopping.is_set():
             try:
-                state = ask(self.gate.state.version)
+                state = ask(self.authorizer.state.version)
                 if state is not None:
                     self.know(state)
                 failed = False
@@ -121,17 +122,17 @@ class Door:
             "RAYMQ_SECRET"
         )
 
-    def enter(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
+    def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
         """Execute a signed call of `method`, called `name`, and return the part of the result that its user may see.
 
         AuthenticationError: the call is not signed by the user it names, or was executed before. SignedTooEarlyError:
-        the call must be signed again for this process. AccessDeniedError and QuotaExceededError as in `Gate.admit`; the
-        method was then not called.
+        the call must be signed again for this process. AccessDeniedError and QuotaExceededError as in
+        `Authorizer.admit`; the method was then not called.
         """
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
             self.refuse_unsigned(name)
         try:
-            user = self.gate.user_of(signature, name, payload, self._clock())
+            user = self.authorizer.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
             raise  # raised by each client's first call of this process
         except AuthenticationError as error:
@@ -140,28 +141,28 @@ class Door:
         args, kwargs = pickle.loads(payload)  # only now: nothing of a call is trusted before its signature is checked
         if user == self.access.internal.user:
             return method(*args, **kwargs)
-        self.gate.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
+        self.authorizer.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
         answer = method(*args, **kwargs)
         weigh = HANDED_OUT.get(name)
         if weigh is not None and self.portion(user) is not None:
             self.consumed(user, *weigh(answer))
-        return cut(self._class, name, answer, self._sight(user))
+        return cut(self._class, name, answer, self._visible_to(user))
 
     def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
         """Raise unless a frame's user may call a method with these arguments (raymq.remoting.lane.calls.Guard)."""
-        self.gate.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
+        self.authorizer.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
 
-    def portion(self, user: str) -> Portion | None:
+    def portion(self, user: str) -> ReadLimit | None:
         """Return the most that a request of a user may read (actors.core.access.meter.Consumption)."""
-        return self.gate.meter.portion(user)
+        return self.authorizer.meter.portion(user)
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
         """Record that a user gets messages (actors.core.access.meter.Consumption)."""
-        self.gate.meter.consumed(user, size_bytes, messages, time.monotonic() * 1000)
+        self.authorizer.meter.consumed(user, size_bytes, messages, time.monotonic() * 1000)
 
-    def _sight(self, user: str) -> Sight:
-        may = self.gate.may
-        return Sight(
+    def _visible_to(self, user: str) -> VisibleNames:
+        may = self.authorizer.may
+        return VisibleNames(
             lambda topic: may(user, Need(VISIBLE, topic_resource(topic))),
             lambda group: may(user, Need(VISIBLE, group_resource(group))),
             is_metered=self.portion(user) is not None,
@@ -175,56 +176,56 @@ def _in_order(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     return list(bound.arguments.values())
 
 
-_open: Final[list[Door]] = []
-"""The door of this process, at most one: each actor has a process of its own."""
+_protected: Final[list[AuthenticatedServer]] = []
+"""The authenticated server of this process, at most one: each actor has a process of its own."""
 
 
-def open_door(access: ServerAccess, server_class: str) -> Door:
-    """Open the door of this process's server, and let the process act as the internal user.
+def start_authentication(access: ServerAccess, server_class: str) -> AuthenticatedServer:
+    """Authenticate all calls of this process's server, and let the process act as the internal user.
 
     ClientStateError: the process acts as another user already.
     """
     identity.take(access.internal)
-    door = Door(access, server_class)
-    _open[:] = [door]
+    server = AuthenticatedServer(access, server_class)
+    _protected[:] = [server]
     if access.home:
         home = ActorRef(access.home)
         ask = partial(home.call, "auth_state", timeout_s=USERS_TIMEOUT_S)
-        threading.Thread(target=door.follow, args=(ask, threading.Event()), name="users", daemon=True).start()
-    return door
+        threading.Thread(target=server.follow, args=(ask, threading.Event()), name="users", daemon=True).start()
+    return server
 
 
-def door_here() -> Door | None:
-    """Return the door of this process's server; None if access is off."""
-    return _open[0] if _open else None
+def authenticated_server() -> AuthenticatedServer | None:
+    """Return the authenticated server of this process; None if access is off."""
+    return _protected[0] if _protected else None
 
 
 def lane_users() -> Users | None:
     """Return the `users` of this process's lanes; None if access is off."""
-    return _open[0].gate.key_of if _open else None
+    return _protected[0].authorizer.key_of if _protected else None
 
 
 def lane_meter() -> Consumption | None:
     """Return the meter of what this process's lanes return; None if access is off."""
-    return _open[0] if _open else None
+    return _protected[0] if _protected else None
 
 
 def lane_guard() -> Guard | None:
     """Return the `guard` of this process's lanes; None if access is off."""
-    return _open[0].guard if _open else None
+    return _protected[0].guard if _protected else None
 
 
 _handed_on: Final[list[ServerAccess]] = []
-"""The access that a process without a door, such as the launcher, gives to the servers that it starts."""
+"""The access that a process without such a server, for example the launcher, gives to the servers that it starts."""
 
 
 def hand_on(access: ServerAccess) -> None:
-    """Start servers with this access from now on, in a process that has no door."""
+    """Start servers with this access from now on, in a process without an authenticated server."""
     _handed_on[:] = [access]
 
 
 def access_for(server: str) -> dict[str, Any]:  # Any: keyword arguments
     """Return the keyword argument with the access for a server that this process starts; empty if access is off."""
-    if _open:
-        return {"access": replace(_open[0].access, server=server, state=_open[0].gate.state)}
+    if _protected:
+        return {"access": replace(_protected[0].access, server=server, state=_protected[0].authorizer.state)}
     return {"access": replace(_handed_on[0], server=server)} if _handed_on else {}

@@ -36,8 +36,8 @@ DECISIONS_MAX: Final = 20_000
 _Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
 
 
-class Gate:
-    """The gate of the actor called `server`. Thread-safe. Times are ms by the process's monotonic clock."""
+class Authorizer:
+    """Decides which calls users of the actor `server` may make. Thread-safe. Times: ms by the monotonic clock."""
 
     def __init__(
         self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
