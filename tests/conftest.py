@@ -56,7 +56,7 @@ RAY_CHAOS = [
 ]
 NICE_MAX = 19
 SHARING = {
-    "clients": ("integration/clients/",),
+    "clients": ("integration/clients/", "integration/serve/", "integration/examples/"),
     "spark": ("integration/spark/",),
     "servers": (
         "integration/servers/test_queue_kinds.py",

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import raymq
-from raydp_jobs import stream_progress, stream_topic
+from raydp_jobs import read_topic, stream_progress, stream_topic, write_topic
 from tests.support.history.waiting import eventually
 
 
@@ -74,3 +74,23 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
     from_the_beginning = lenient.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
     assert from_the_beginning.trigger(availableNow=True).start().awaitTermination(60)
     assert sink.counts == bodies(range(2000))
+
+
+def test_tables_streams_and_what_is_written_are_within_a_namespace(mq: raymq.Client, spark: SparkSession) -> None:
+    with raymq.connect(namespace="team-a") as client, raymq.connect(namespace="team-b") as other:
+        for one in (client, other):
+            one.admin.create_topic("rows", queues=2)
+        send(client, "rows", range(110))
+        frame = read_topic(spark, "rows", client=client)
+        assert frame.count() == 110
+        assert [row.topic for row in frame.select("topic").distinct().collect()] == ["rows"]
+        write_topic(frame.select("body").limit(5), "rows", client=client)
+        stream = stream_topic(spark, "rows", starting_offsets="earliest", commit_group="reader", client=client)
+        writer = stream.select("topic").writeStream.format("memory").queryName("streamed").trigger(availableNow=True)
+        writer.start().awaitTermination()
+        counts = spark.table("streamed").groupBy("topic").count().collect()
+        assert [(row["topic"], row["count"]) for row in counts] == [("rows", 115)]
+        assert sum(row.max_offset for row in client.admin.describe_topic("rows")) == 115
+        assert "reader" in client.admin.list_groups()
+        assert "reader" not in other.admin.list_groups()
+        assert all(row.max_offset == 0 for row in other.admin.describe_topic("rows"))
