@@ -66,6 +66,15 @@ SHARING = {
         "integration/servers/test_live_settings.py",
         "integration/servers/test_control_plane.py",
     ),
+    "kills": (
+        "chaos/processes/test_recovery.py",
+        "chaos/processes/test_faults_of_routes.py",
+        "chaos/processes/test_tasks_over_restarts.py",
+        "chaos/processes/test_kill_consumers.py",
+        "chaos/processes/test_kill_simple_consumers.py",
+        "chaos/processes/test_kill_broker.py",
+        "chaos/processes/test_kill_storage_while_sending.py",
+    ),
     "three replicas": (
         "chaos/processes/test_overlapping_faults.py",
         "chaos/failovers/test_replicas.py",
