@@ -23,14 +23,14 @@ from tests.support.history.waiting import eventually
 TOPIC = "session-orders"
 MEMORY = "512m"
 
-THREE_SESSIONS = f"""
+TWO_SESSIONS = f"""
 import sys
 import raymq
 from pyspark.sql import SparkSession
 from raydp_jobs import read_topic, spark_session
 
 with raymq.connect(sys.argv[1]) as mq:
-    for number in range(3):
+    for number in range(2):
         with spark_session("quiet", executor_memory="{MEMORY}") as spark:
             frame = read_topic(spark, "{TOPIC}", client=mq)
             assert sorted(row["count"] for row in frame.groupBy("tags").count().collect()) == [10, 20]
@@ -84,10 +84,10 @@ def _nothing_is_left(mq: raymq.Client) -> Iterator[None]:
     eventually(lambda: free() == before, "the resources are free again")
 
 
-def test_three_sessions_in_one_process_print_nothing(mq: raymq.Client, topic: str) -> None:
+def test_two_sessions_in_one_process_print_nothing(mq: raymq.Client, topic: str) -> None:
     address = ray.get_runtime_context().gcs_address
     done = subprocess.run(
-        [sys.executable, "-c", THREE_SESSIONS, address],
+        [sys.executable, "-c", TWO_SESSIONS, address],
         env=user_environment(),
         capture_output=True,
         text=True,
