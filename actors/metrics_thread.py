@@ -1,7 +1,7 @@
-"""The thread of an actor that reports its metrics to Ray's agent, every REPORT_INTERVAL_S.
+"""The thread of an actor that reports the actor's metrics to Ray's agent, every REPORT_INTERVAL_S.
 
-Reports have a thread of their own: Ray drops a gauge that was silent for 20 s, so no long task may delay a report. Each
-actor reports `raymq_up`, and the figures of its sources (raymq.telemetry.metrics.reporter).
+Reports have a separate thread, because Ray drops a gauge that was not reported for 20 s, so no long task may delay a
+report. Each actor reports `raymq_up`, and the metrics of its sources (raymq.telemetry.metrics.reporter).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raymq.telemetry.metrics.reporter import Reporter, Source
 
 
 class MetricsThread:
-    """Reports an actor's figures from its construction until `close`. Nothing runs if metrics are off."""
+    """Reports an actor's metrics from its construction until `close`. Starts no thread if metrics are off."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class MetricsThread:
         storage: str = "",
         interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        """`settings` None: no metrics. `role` and `name`: the labels of `raymq_up`. `broker` and
-        `storage`: labels of all series."""
+        """`settings` None: metrics are off. `role` and `name`: the labels of `raymq_up`. `broker` and `storage`: labels
+        of all series."""
         self._sources = (lambda reporter: reporter.gauge("raymq_up", 1, role=role, name=name), *sources)
         self._interval_s = interval_s
         self._stop = threading.Event()
@@ -45,12 +45,12 @@ class MetricsThread:
         threading.Thread(target=self._run, args=(self._reporter,), name="metrics", daemon=True).start()
 
     def limit(self, per_topic_max: int, per_group_max: int) -> None:
-        """Limit the topics and groups that get series of their own (live settings)."""
+        """Limit how many topics and groups get their own series (live settings)."""
         if self._reporter is not None:
             self._reporter.limit(per_topic_max, per_group_max)
 
     def close(self) -> None:
-        """Stop reporting. Does not wait for a current report, which may wait for another actor. Idempotent."""
+        """Stop reporting. Does not wait for a running report, which may wait for another actor. Idempotent."""
         self._stop.set()
 
     def _run(self, reporter: Reporter) -> None:

@@ -1,13 +1,13 @@
-"""NameServer: answers clients which brokers hold a topic.
+"""NameServer: the actor that answers which brokers have a topic.
 
-Its remote methods belong here, the route table in actors.core.nameserver.
+This module has the remote methods; the route table is in actors.core.nameserver.
 
-What survives its death: the KV configuration, in a file of its own that each change rewrites before it is answered. The
-rest need not survive: brokers send a heartbeat every 2 s, and register again if the answer is that they are unknown;
-clients continue with the routes they have. Every call is safe to repeat. Several NameServers do not talk to each other:
-a client that changes the KV configuration writes to each (spec/messaging.md §1). The first NameServer stays on the head
-node, where its file is, and is read before the others. The others run where Ray places them, and have only the changes
-since their start.
+Only the KV configuration survives a crash: it has its own file, and each change rewrites the file before the change is
+answered. No other state needs to survive. Brokers send a heartbeat every 2 s, and register again if the answer is that
+they are unknown. Clients continue with the routes they have. Every call is safe to repeat. NameServers do not
+communicate with each other: a client that changes the KV configuration writes to each of them (spec/messaging.md §1).
+The first NameServer stays on the head node, where its file is, and clients read it before the others. The other
+NameServers run where Ray places them, and have only the changes since their start.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ from storage.files import disk
 
 BROKER_EXPIRY_S: Final = 120.0
 WARM_UP_S: Final = 6.0
-"""Long enough after a restart for every living broker to register, because a heartbeat was answered with "unknown"."""
+"""Time, in seconds, after a restart in which every living broker registers, because its heartbeat was answered with
+"unknown"."""
 
 logger = logging.getLogger(__name__)
 
 
 class NameServer:
-    """The actor around one RouteTable. Silent brokers are dropped at each call that reads the table."""
+    """The actor that serves one RouteTable. Each call that reads the table first drops brokers that sent no heartbeat
+    for too long."""
 
     def __init__(
         self,
@@ -60,10 +62,9 @@ class NameServer:
         name: str = "",
         metrics: MetricsSettings | None = None,
     ) -> None:
-        """`kv_path`: the file of the KV configuration, in a directory of its own below the data directory.
-        `broker_names`: the broker groups of the cluster; until each has registered here, topics may be missing. `name`:
-        the actor's.
-        """
+        """`kv_path`: the file of the KV configuration, in its own directory below the data directory. `broker_names`:
+        the broker groups of the cluster; until each of them has registered at this NameServer, topics may be missing.
+        `name`: the actor's name."""
         self._lock = threading.Lock()
         path = Path(kv_path)
         self._kv_path = path_here(path, path.parent.parent)
@@ -75,29 +76,31 @@ class NameServer:
         self._metrics = MetricsThread(metrics, "nameserver", name)
 
     def register_broker(self, registration: BrokerRegistration) -> None:
-        """Register a broker with its complete data, replacing its earlier registration."""
+        """Register a broker with its complete data. The registration replaces the broker's earlier
+        registration."""
         with self._lock:
             self._table.register(registration, time.monotonic())
 
     def change_topics(self, changes: TopicChanges) -> bool:
-        """Apply changes of a registered broker's topics. Returns False if the broker must register again."""
+        """Apply changes of a registered broker's topics. Returns False if the broker must send a complete registration
+        again."""
         with self._lock:
             return self._table.change_topics(changes, time.monotonic())
 
     def broker_heartbeat(self, broker_name: str, data_version: DataVersion) -> bool:
-        """Record that a broker is alive. Returns False if it must register again."""
+        """Record that a broker is alive. Returns False if the broker must register again."""
         with self._lock:
             return self._table.heartbeat(broker_name, data_version, time.monotonic())
 
     def unregister_broker(self, broker_name: str) -> None:
-        """Drop a broker that stops."""
+        """Remove a broker that shuts down."""
         with self._lock:
             self._table.unregister(broker_name)
 
     def topic_route(self, topic: str) -> TopicRoute:
         """Return the known route of a topic (see `TopicRoute.complete`).
 
-        TopicNotExistError: no broker has the topic. ServiceNotAvailableError: that is not certain yet.
+        Raises TopicNotExistError if no broker has the topic, and ServiceNotAvailableError if that is not certain yet.
         """
         with self._lock:
             self._table.expire(time.monotonic())
@@ -109,7 +112,8 @@ class NameServer:
             return route if self._is_complete() else replace(route, complete=False)
 
     def topic_routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """Return the known routes of these topics, each as `topic_route` returns it."""
+        """Return the known routes of several topics, as `topic_route` does. Topics without a known route are
+        left out."""
         routes = {}
         with self._lock:
             self._table.expire(time.monotonic())
@@ -121,7 +125,8 @@ class NameServer:
         return routes
 
     def _is_complete(self) -> bool:
-        """True if every broker group of the cluster has registered, and unlisted live brokers have had time to."""
+        """Return True if every configured broker group has registered, and other live brokers have had time to
+        register."""
         return self._broker_names <= self._table.registered and time.monotonic() >= self._complete_from_s
 
     def _require_complete(self, what: str) -> None:
@@ -133,13 +138,14 @@ class NameServer:
             ) from None
 
     def brokers(self) -> dict[str, BrokerData]:
-        """Return every live broker group."""
+        """Return every live broker group, by name."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.brokers()
 
     def all_brokers(self) -> dict[str, BrokerData]:
-        """Return the live broker groups. ServiceNotAvailableError: a live broker may not have registered yet."""
+        """Return the live broker groups. Raises ServiceNotAvailableError if a live broker may not have
+        registered yet."""
         with self._lock:
             self._require_complete("every broker")
         return self.brokers()
@@ -151,30 +157,29 @@ class NameServer:
             return self._table.clusters()
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Mark the broker's topics as not writable until it registers a change. Returns their number."""
+        """Mark the broker's topics as not writable until the broker registers a change. Returns the number of
+        topics."""
         with self._lock:
             return self._table.wipe_write_perm(broker_name)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Mark the broker's topics as readable and writable. Returns their number."""
+        """Mark the broker's topics as readable and writable. Returns the number of topics."""
         with self._lock:
             return self._table.add_write_perm(broker_name)
 
     def get_kv(self, namespace: str, key: str) -> str | None:
-        """Return a value; None if there is none."""
+        """Return the value of a key in a namespace; None if the key has no value."""
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """Return all keys and values of a namespace; for ORDER_TOPIC_CONFIG the order topics that brokers
-        registered.
-        """
+        """Return all keys and values of a namespace. For ORDER_TOPIC_CONFIG, return the order topics that brokers
+        registered."""
         with self._lock:
             return self._table.order_configs() if namespace == ORDER_TOPIC_CONFIG else self._kv.list(namespace)
 
     def put_kv(self, namespace: str, key: str, value: str | None) -> None:
-        """Set a value, or delete it with None; on disk on return. InvalidArgumentError; StoreError: nothing has
-        changed.
-        """
+        """Set a value, or delete it if `value` is None; durable on return. Raises InvalidArgumentError if a text cannot
+        be stored, and StoreError if writing failed and nothing has changed."""
         with self._lock:
             changed = self._kv.changed(namespace, key, value)
             try:
@@ -185,7 +190,8 @@ class NameServer:
             self._kv = changed
 
     def _load_kv(self) -> KvConfig:
-        """Load the table from disk. An unusable file is renamed: routes matter more than its content."""
+        """Load the table from disk. An unreadable file is renamed and ignored, because routes matter more than the
+        file's content."""
         try:
             return KvConfig.load(self._kv_path.read_text())
         except FileNotFoundError:
@@ -198,7 +204,7 @@ class NameServer:
             return KvConfig()
 
     def topics(self) -> list[str]:
-        """Return the names of all topics."""
+        """Return the names of all topics that brokers have registered."""
         with self._lock:
             self._table.expire(time.monotonic())
             return self._table.topics()

@@ -1,4 +1,4 @@
-"""Ray's options for raymq's actors."""
+"""The options with which raymq creates its Ray actors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from raymq.common.names import NAMESPACE
 
 PERSISTENT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
-    "lifetime": "detached",  # outlives the launcher that created it
-    "max_restarts": -1,  # Ray restarts a killed process
-    "max_task_retries": 0,  # a failed call may have run; the caller decides which calls are safe to repeat
-    "num_cpus": 0,  # servers wait for work; the CPUs stay with the users' tasks
+    "lifetime": "detached",  # the actor survives the launcher that created it
+    "max_restarts": -1,  # Ray always restarts a process that was killed
+    "max_task_retries": 0,  # no retries: a failed call may have run, and only the caller can repeat it safely
+    "num_cpus": 0,  # servers mostly wait; the CPUs are left to the users' tasks
 }

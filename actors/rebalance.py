@@ -1,17 +1,18 @@
-"""Rebalance: a few of these actors share the queues of every consumer group among its members.
+"""Rebalance: the actors that divide the queues of every consumer group among the group's members. A cluster has a few
+of them.
 
-Its remote methods and threads belong here, the assignment of queues in actors.core.rebalance.group, and the assignment
-of groups to actors in actors.core.rebalance.slot_lease.
+This module has the remote methods and threads; actors.core.rebalance.group assigns queues to members, and
+actors.core.rebalance.slot_lease assigns groups to actors.
 
-What survives its death: only its claims in the register. A process that replaces it, or takes a slot over from it,
-rebuilds its groups from the members' heartbeats. Every call is safe to repeat.
+Only the actor's claims in the register survive a crash. A process that replaces the actor, or takes over one of its
+slots, rebuilds the groups from the members' heartbeats. Every call is safe to repeat.
 
     heartbeats → RebalanceServer ← register thread, once a second: which slots are held
                                  ← route thread, every REBALANCE_ROUTE_INTERVAL_S and when a topic is new
 
-Heartbeats wait for neither thread: they are answered even while no NameServer answers.
+Heartbeats wait for neither thread: they are answered even if no NameServer answers.
 
-May wait for: NameServers, Ray's GCS.
+The actor may wait for NameServers and for Ray's GCS.
 """
 
 from __future__ import annotations
@@ -41,18 +42,17 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_ROUTE_INTERVAL_S: Final = 5.0
 ROUTES_AT_ONCE: Final = 500
-"""The most topics in one call for routes."""
+"""Maximum number of topics in one call for routes."""
 TOPIC_GONE_AFTER_S: Final = 30.0
-"""A topic that is unknown for longer was deleted. Restarted NameServers have no topics until brokers have
-registered.
-"""
+"""Time, in seconds, for which a topic must be unknown to count as deleted. Restarted NameServers have no topics until
+brokers have registered."""
 FORGET_INTERVAL_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class Rebalance:
-    """The actor around one RebalanceServer, number `index` of `servers` actors."""
+    """The actor that serves one RebalanceServer, number `index` of `servers` actors."""
 
     def __init__(
         self,
@@ -67,16 +67,16 @@ class Rebalance:
         self._new_topics = threading.Event()
         self._closed = threading.Event()
         self._looking = threading.Lock()
-        """Held during a check of the register."""
+        """Lock that a thread holds while it checks the register."""
         for name, target in (("register", self._follow_register), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
         self._metrics = MetricsThread(metrics, "rebalance", str(RebalanceName(index)))
 
     def heartbeats(self, heartbeats: Sequence[tuple[str, Heartbeat]]) -> list[HeartbeatAnswer]:
-        """Record members' heartbeats, each with its group, and return an answer for each.
+        """Record members' heartbeats, each with its group, and return an answer for each heartbeat.
 
-        An answer has the queues that the member may hold (`GroupAssignment`), says that they are unchanged
-        (`SteadyAnswer`), or says why there are none.
+        An answer has the queues that the member may hold (`GroupAssignment`), states that they are unchanged
+        (`SteadyAnswer`), or gives the reason why the member may hold none.
         """
         answers, incomplete = [], False
         for group, heartbeat in heartbeats:
@@ -90,7 +90,7 @@ class Rebalance:
     def offsets_reset(self, group: str) -> int | OtherServer:
         """Record that brokers have reset offsets of a group.
 
-        Returns the new offsets version, by which members notice the reset; 0 for a group without members.
+        Returns the new offsets version, which makes members read the new offsets; 0 for a group without members.
         """
         return self._server.offsets_reset(group, time.monotonic())
 
@@ -99,7 +99,7 @@ class Rebalance:
         return self._server.describe_group(group, time.monotonic())
 
     def status(self) -> dict[str, Any]:
-        """Return the slots of this actor, and the groups that have members here, for `raymq status`."""
+        """Return the slots of this actor, and the groups that have members at it, for `raymq status`."""
         now_s = time.monotonic()
         described = [self._server.describe_group(group, now_s) for group in self._server.groups()]
         return {
@@ -109,7 +109,7 @@ class Rebalance:
         }
 
     def close(self) -> None:
-        """Stop answering heartbeats. Slots without members are given up, so that the next holder need not wait."""
+        """Stop answering heartbeats. Slots without members are released, so that the next holder need not wait."""
         self._closed.set()
         self._metrics.close()
         self._new_topics.set()
@@ -118,7 +118,7 @@ class Rebalance:
                 if self._server.releasable(slot):
                     register.run(lease.release())
 
-    # Threads
+    # Loops of the actor's threads
 
     def _follow_register(self) -> None:
         sweep_at_s = 0.0
@@ -128,7 +128,7 @@ class Rebalance:
                 try:
                     with self._looking:
                         register.run(lease.look(time.monotonic, time.time_ns))
-                except Exception:  # any error that Ray raises if its GCS does not answer: a held slot expires by itself
+                except Exception:  # Ray may raise any error if its GCS does not answer; a held slot expires by itself
                     logger.exception("slot %d: the register cannot be read; the next round retries", slot)
                 if lease.held != held:
                     logger.info("slot %d: epoch %d is held by %s", slot, lease.epoch, lease.holder)
@@ -149,7 +149,7 @@ class Rebalance:
                 self._server.forget_topics(topics)
             try:
                 self._read_routes(sorted(topics))
-            except Exception:  # a bug: without this thread groups would never get new queues
+            except Exception:  # a programming error must not end this thread: groups would never get new queues
                 logger.exception("reading routes failed; the next round retries")
                 self._closed.wait(LOOK_INTERVAL_S)
 
@@ -167,9 +167,10 @@ class Rebalance:
                 self._take_route(topic, known.get(topic) or self._ask_again(topic))
 
     def _ask_again(self, topic: str) -> TopicRoute | None:
-        """Return the route of a topic that the first NameServer lacks, or has incompletely.
+        """Request a topic's route from all NameServers, because the first NameServer lacks it or has it incompletely.
+        Returns None without a route.
 
-        Without a route groups keep their queues (spec/messaging.md §5.2), unless the topic is deleted.
+        If no NameServer has the route, groups keep their queues (spec/messaging.md §5.2), unless the topic is deleted.
         """
         try:
             self._routes.invalidate(topic)
@@ -193,14 +194,16 @@ class Rebalance:
 
 
 def _machine_rooms(route: TopicRoute) -> dict[str, str]:
-    """Return broker name to machine room, the Ray node of the storage actor of the broker's master."""
+    """Return the machine room of each broker, by broker name: the Ray node of the storage actor of the broker's
+    master."""
     return {name: data.nodes[MASTER_ID] for name, data in route.brokers.items() if MASTER_ID in data.nodes}
 
 
 def start_rebalance(
     servers: int, nameservers: Sequence[NameServerName], metrics: MetricsSettings | None = None
 ) -> list[str]:
-    """Create the missing Rebalance actors, and return the names of all. Does not wait for them to answer."""
+    """Create the missing Rebalance actors, and return the names of all Rebalance actors. Does not wait until they
+    answer."""
     names = [str(RebalanceName(index)) for index in range(servers)]
     for index, name in enumerate(names):
         RebalanceActor.options(name=name, get_if_exists=True).remote(

@@ -1,6 +1,7 @@
-"""The register in Ray's GCS: decides which of several processes holds something, and numbers the lives of actors.
+"""The register in Ray's GCS. It decides which of several processes holds a resource, and numbers the process
+incarnations ("lives") of actors.
 
-Ray stores its own cluster data there, so the register exists as long as the cluster.
+Ray stores its own cluster data in the GCS, so the register exists as long as the cluster.
 
     lives/NAME       the number of the newest recorded life of an actor
     lives/NAME/N     the process that has life N; written once
@@ -17,11 +18,13 @@ from actors.core.rebalance.slot_lease import Drop, Get, Look, Put
 
 REGISTER_NAMESPACE: Final = "raymq-rebalance"
 LIVES_KEPT: Final = 100
-"""Numbers that are this many lives old are dropped. No process hangs for as long as that takes."""
+"""Number of an actor's process incarnations whose entries are kept. No process hangs while that many newer incarnations
+start."""
 
 
 def run(look: Look) -> None:
-    """Carry out the register calls of a generator. Waits for the GCS as long as Ray does; raises what Ray raises."""
+    """Execute the register calls that a generator yields. Waits for the GCS as long as Ray does; raises Ray's
+    errors."""
     try:
         call = next(look)
         while True:
@@ -31,10 +34,10 @@ def run(look: Look) -> None:
 
 
 def next_life(name: str, carry_out: Callable[[Get | Put | Drop], Any] | None = None) -> int:
-    """Return the number of a new life of the actor `name`, from 1.
+    """Return the number, from 1, of a new process incarnation of the actor `name`.
 
-    It is larger than the number of every earlier life in this Ray cluster, whatever the clocks show. `carry_out`
-    carries out a register call.
+    The number is larger than that of every earlier incarnation in this Ray cluster, regardless of clocks. `carry_out`
+    executes a register call.
     """
     carry_out = carry_out or _carry_out
     key = f"lives/{name}"

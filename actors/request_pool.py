@@ -1,14 +1,14 @@
-"""A pool of threads for the requests of an actor, with queues that are bounded in length and in time.
+"""A thread pool for the requests of an actor, with queues that are limited in length and in waiting time.
 
-How requests wait, when they are refused, and the figures about that, belong here. Free of Ray.
+This module makes requests wait, rejects requests, and collects the metrics about both. It does not use Ray.
 
-RocketMQ's rules of overload (spec/messaging.md §2.4), by kinds of requests: a request beyond a queue's limit is refused
-at once, and a request that waited too long is refused instead of being carried out, because its client has given up or
-will. Both raise SystemBusyError: nothing was done, and the same request may succeed later. RocketMQ checks the heads of
-its queues every 10 ms. Here a timer is set for the head's deadline, so that nothing runs while no request waits; a
-thread that takes a request checks its age again.
+The pool applies RocketMQ's overload rules (spec/messaging.md §2.4) to each kind of requests. A request beyond a queue's
+limit is rejected at once. A request that has waited too long is rejected instead of executed, because its client has
+given up or soon will. Both rejections raise SystemBusyError: the request was not executed, and the same request may
+succeed later. RocketMQ checks the heads of its queues every 10 ms. raymq sets a timer for the deadline of the head, so
+that no code runs while no request waits; a thread that takes a request checks its age again.
 
-All kinds share the threads, in order of arrival. Nothing here survives the process.
+All kinds share the threads, in order of arrival. No state survives the process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from raymq.telemetry.metrics.reporter import Reporter
 logger = logging.getLogger(__name__)
 
 SLOT_S: Final = 10.0
-"""The length, in seconds, of the parts in which the figures of the last minute are kept."""
+"""Length, in seconds, of the time slots in which the maxima of the last minute are recorded."""
 SLOTS: Final = 6
 BUSY_RETRY_AFTER_S: Final = 0.2
-"""The pause that a refused client should make."""
+"""Pause, in seconds, that a client should make after its request was rejected."""
 
 Call = Callable[[], None]
 Fail = Callable[[SystemBusyError], None]
 
 
 class RequestKind(NamedTuple):
-    """One kind of requests: its name, the most that may wait, the longest wait in s, and the settings for both limits.
+    """One kind of requests: its name, the maximum number of waiting requests, the longest wait in s, and the names of
+    the settings for both limits.
 
-    The text of a refusal names the settings.
+    The text of a rejection names these settings.
     """
 
     name: str
@@ -52,7 +53,7 @@ class RequestKind(NamedTuple):
 
 
 class Timers(Protocol):
-    """The timers of a lane's loop."""
+    """The interface of a lane's event loop for setting timers."""
 
     @property
     def is_own_thread(self) -> bool: ...
@@ -61,9 +62,10 @@ class Timers(Protocol):
 
 
 class WaterMarks:
-    """The highest length of a queue and the longest wait in it, since the start and in the last minute. Thread-safe.
+    """The maximum length of a queue and the longest wait in it, since the start and in the last minute. Thread-safe.
 
-    Time is the argument `now_s`. A note costs two comparisons unless a value is a new maximum of the last 10 seconds.
+    Time is the argument `now_s`. A call of `note` costs two comparisons, unless a value is a new maximum of the last 10
+    seconds.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -73,7 +75,7 @@ class WaterMarks:
         self._highest, self._longest_s = 0, 0.0
 
     def note(self, length: int, wait_s: float, now_s: float) -> None:
-        """Record the current length of a queue, or the wait of a request."""
+        """Record the current length of a queue, or how long a request has waited."""
         if length > self._length or wait_s > self._wait_s or now_s >= self._until_s:
             self._note(length, wait_s, now_s)
 
@@ -87,18 +89,18 @@ class WaterMarks:
             self._highest, self._longest_s = max(self._highest, length), max(self._longest_s, wait_s)
 
     def since_start(self) -> tuple[int, float]:
-        """Return the highest length, and the longest wait in s, since the start."""
+        """Return the maximum length of the queue, and the longest wait in s, since the start."""
         return self._highest, self._longest_s
 
     def last_minute(self, now_s: float) -> tuple[int, float]:
-        """Return the highest length and the longest wait of the last 60 s, and of up to 10 s before."""
+        """Return the maximum length of the queue and the longest wait in s, over the last 60 to 70 s."""
         with self._lock:
             recent = [slot for slot in self._slots if slot[0] + SLOT_S + SLOT_S * SLOTS > now_s]
         return max([slot[1] for slot in recent], default=0), max([slot[2] for slot in recent], default=0.0)
 
 
 class _Waiting(NamedTuple):
-    """A request that waits for a thread."""
+    """A request that waits for a thread of the pool."""
 
     since_s: float
     call: Call
@@ -106,7 +108,7 @@ class _Waiting(NamedTuple):
 
 
 class RequestQueue:
-    """The requests of one kind that wait for a thread of the pool. Thread-safe; RequestPool makes it."""
+    """The requests of one kind that wait for a thread of the pool. Thread-safe. Created by RequestPool."""
 
     def __init__(self, kind: RequestKind, pool: RequestPool, clock: Callable[[], float]) -> None:
         self.kind = kind
@@ -116,16 +118,17 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._refused_full = self._refused_late = 0
         self._is_timed = False
-        """True while a timer is set for the head of the queue."""
+        """True if a timer is set for the deadline of the first request in the queue."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def submit(self, call: Call, fail: Fail) -> None:
-        """Queue `call`, which answers a request and raises nothing, for a thread. SystemBusyError: too many wait.
+        """Queue `call` for a thread. `call` answers a request and raises no error. Raises SystemBusyError if too many
+        requests wait.
 
-        If the request has waited too long, `fail` is called instead, by any thread. After SystemBusyError neither is
-        called.
+        If the request has waited too long, any thread calls `fail` instead. After SystemBusyError neither `call` nor
+        `fail` is called.
         """
         waiting = self._waiting
         length = len(waiting)
@@ -145,10 +148,11 @@ class RequestQueue:
             self._is_timed = self._pool.at(now_s + self.kind.wait_s, self._refuse_overdue)
 
     def take(self) -> Call | None:
-        """Take the call of the oldest request; None if there is none. A request that waited too long is refused."""
+        """Take the call of the oldest request; None if the queue is empty. A request that has waited too long is
+        rejected."""
         try:
             since_s, call, fail = self._waiting.popleft()
-        except IndexError:  # it was refused in the meantime
+        except IndexError:  # another thread has rejected the request
             return None
         now_s = self._clock()
         waited_s = now_s - since_s
@@ -163,7 +167,7 @@ class RequestQueue:
         self._waiting.clear()
 
     def figures(self) -> RequestFigures:
-        """Return the current state of the queue, and its water marks."""
+        """Return the current state of the queue, and its maximum length and wait."""
         now_s, waiting = self._clock(), self._waiting
         try:
             head_s = now_s - waiting[0].since_s
@@ -184,7 +188,7 @@ class RequestQueue:
         )
 
     def _refuse_overdue(self) -> None:
-        """Refuse the requests that have waited too long. Runs in the thread of the timers."""
+        """Reject the requests that have waited too long. Runs in the thread of the timers."""
         waiting, wait_s = self._waiting, self.kind.wait_s
         self._is_timed = False
         while True:
@@ -195,7 +199,8 @@ class RequestQueue:
             now_s = self._clock()
             waited_s = now_s - entry.since_s
             if waited_s < wait_s:
-                # Put the head back to the front. A thread may have found the queue empty in between, so wake one.
+                # Put the first request back to the front. A thread may have found the queue empty in between, so wake a
+                # thread.
                 waiting.appendleft(entry)
                 self._pool.wake(self)
                 self._is_timed = self._pool.at(entry.since_s + wait_s, self._refuse_overdue)
@@ -218,12 +223,13 @@ class RequestQueue:
 
 
 class RequestPool:
-    """Threads that carry out requests of several kinds, which wait in `queues`. Thread-safe. End it with `close`."""
+    """Threads that execute requests of several kinds, which wait in `queues`. Thread-safe. Call `close` to stop the
+    threads."""
 
     def __init__(
         self, name: str, threads: int, kinds: Iterable[RequestKind], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """The threads are started with the first request, and named after `name`."""
+        """`name`: the prefix of the threads' names. The threads start with the first request."""
         self._name, self._most = name, threads
         self._wakeups: SimpleQueue[RequestQueue | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -233,19 +239,20 @@ class RequestPool:
         self.queues = {kind.name: RequestQueue(kind, self, clock) for kind in kinds}
 
     def refuse_by(self, timers: Timers) -> None:
-        """Refuse requests that waited too long on time by these timers, and not only when a thread takes them."""
+        """Use these timers to reject requests as soon as they have waited too long. Without timers, a request is
+        rejected only when a thread takes it."""
         self._timers = timers
 
     def limit(self, kinds: Iterable[RequestKind]) -> None:
         """Change how many requests of these kinds may wait, and how long.
 
-        Requests that wait already may be refused as late as before.
+        For requests that already wait, the old limit of the waiting time may still apply.
         """
         for kind in kinds:
             self.queues[kind.name].kind = kind
 
     def figures(self) -> list[RequestFigures]:
-        """Return the figures of each kind."""
+        """Return the metrics of each kind of requests."""
         return [queue.figures() for queue in self.queues.values()]
 
     def wake(self, queue: RequestQueue) -> None:
@@ -255,7 +262,8 @@ class RequestPool:
         self._wakeups.put(queue)
 
     def at(self, when_s: float, callback: Callable[[], None]) -> bool:
-        """Call back at a time, in the timers' thread. Returns False, and calls nothing, if there are no timers."""
+        """Call `callback` at a time, in the timers' thread. Returns False, and does nothing, if the pool has no
+        timers."""
         timers = self._timers
         if timers is None:
             return False
@@ -270,7 +278,8 @@ class RequestPool:
         return True
 
     def close(self) -> None:
-        """End the threads after their current calls; drop waiting requests. Idempotent, without waiting."""
+        """Stop each thread after its current call, and drop the waiting requests. Does not wait for the threads.
+        Idempotent."""
         with self._lock:
             self._is_closed = True
             for queue in self.queues.values():
@@ -295,13 +304,14 @@ class RequestPool:
             if call is not None:
                 try:
                     call()
-                except Exception:  # a bug: without its threads the pool would serve no request
+                except Exception:  # a programming error must not end this thread, or no request would be served
                     logger.exception("a request of the kind %r failed", queue.kind.name)
-            del call  # it may hold an answer, which the wait for the next call would keep alive
+            del call  # `call` may refer to an answer, which would stay in memory during the wait for the next call
 
 
 def report_requests(reporter: Reporter, figures: Iterable[RequestFigures]) -> None:
-    """Report by kind how many requests wait, the longest wait of the last minute, and the refused requests."""
+    """Report, by kind, the number of waiting requests, the longest wait of the last minute, and the number of rejected
+    requests."""
     for one in figures:
         reporter.gauge("raymq_processor_watermark", one.waiting, processor=one.kind)
         reporter.gauge("raymq_request_wait_milliseconds", one.longest_last_minute_ms, processor=one.kind)

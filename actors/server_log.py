@@ -1,8 +1,8 @@
-"""The format of server processes' log messages: each has the time, the level, and the name of the actor.
+"""The format of the log messages of server processes: each message has the time, the level, and the actor's name.
 
     2026-11-25T13:14:42.123+00:00 WARNING storage-broker-a-0 actors.replica.replica: broker-a replica 0 leads epoch 7
 
-Ray writes what a process prints to files, and to the terminal of the program that started the cluster, without a time.
+Ray writes a process's output to files, and to the terminal of the program that started the cluster, without a time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ class ServerFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {actor.replace('%', '%%')} %(name)s: %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # logging's name
-        """The time of a record, in ms."""
+        """Return the time of a log record, with milliseconds."""
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def configure(server_class: str, root: logging.Logger | None = None) -> None:
-    """Add time and actor name to the log messages of this process, unless its program has its own handlers."""
+    """Add time and actor name to the log messages of this process, unless its program has configured handlers
+    itself."""
     root = logging.getLogger() if root is None else root
     if root.handlers:
         return

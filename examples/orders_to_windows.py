@@ -83,7 +83,8 @@ def sales(spark: SparkSession, mq: raymq.Client) -> DataFrame:
 
 # %%
 def main(directory: Path) -> dict[str, float]:
-    """Send the orders, sum them as they arrive and draw `sales.png` into the directory. Returns the figures."""
+    """Send the orders, sum them as they arrive and draw `sales.png` into the directory. Returns the number of orders,
+    the sum of their prices in euros, and the number of windows."""
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         configs = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}

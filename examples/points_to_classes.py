@@ -83,7 +83,8 @@ def with_constant(points: Points) -> Points:
 def model(weights: Points) -> Callable[[pa.Table], pa.Table]:
     """Return the function that Ray Data runs on each batch.
 
-    Ray pickles an inner function by value, so workers do not need this file. The function must use nothing else of it.
+    Ray pickles an inner function by value, so workers do not need this file. The function must not use other names of
+    this file.
     """
 
     def classify(batch: pa.Table) -> pa.Table:
@@ -102,7 +103,8 @@ def model(weights: Points) -> Callable[[pa.Table], pa.Table]:
 
 # %%
 def main(directory: Path) -> dict[str, float]:
-    """Send the points, classify them and draw `classes.png` into the directory. Returns the figures."""
+    """Send the points, classify them and draw `classes.png` into the directory. Returns the number of classified
+    points, and the share of points with the correct class."""
     points, classes = measure(POINTS, SEED)
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)

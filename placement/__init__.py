@@ -1,1 +1,1 @@
-"""The servers of a cluster: the plan of their nodes, start and stop, election, repair, and status."""
+"""The servers of a cluster: the plan of their nodes, start and stop, master election, repair, and status."""

@@ -1,4 +1,4 @@
-"""Starts a storage actor on the node with its disk, and ends an actor cleanly."""
+"""Starts a storage actor on the node that has the store's disk, and ends an actor cleanly."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def start_storage(plan: StoragePlan) -> None:
 def end_actor(name: str) -> None:
     """Close an actor and end it permanently. An actor that does not close within CLOSE_TIMEOUT_S is killed.
 
-    Raises NoPermissionError if this process's user may not close the actor, which then continues.
+    Raises NoPermissionError if this process's user may not close the actor. The actor then keeps running.
     """
     try:
         handle = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        return  # the actor ended in between
+        return  # the actor has already ended
     if name in (CONSOLE, CONTROLLER) or name.startswith(("pull-", "rebalance-", "broker-", "storage-", "replicator-")):
         try:
             ActorRef(name).call("close", timeout_s=CLOSE_TIMEOUT_S)

@@ -1,17 +1,18 @@
-"""Elects the master of each broker group of several replicas, sends the orders, and runs the repair of replicas.
+"""Elects the master of each broker group of several replicas, sends orders to the replicas, and runs their repair.
 
 The module has the Controller's remote methods, threads and journal. placement.election decides elections, and
 placement.repair decides repairs.
 
-One thread per replica calls it about three times a second with its next order, and gets the replica's report. A replica
-that does not answer does not delay the others. Decisions are in the journal before an order is sent. While the journal
-cannot be written, nothing is decided, the leases expire, and `status` shows the reason.
+The Controller has one thread per replica. About three times a second, the thread calls the replica with its next order,
+and the call returns the replica's report. A replica that does not answer does not delay other replicas. Each decision
+is written to the journal before an order is sent. While the journal cannot be written, the Controller decides nothing,
+the leases expire, and `status` shows the reason.
 
 The journal survives the Controller's death. Ray restarts the Controller on its head node; masters continue while their
 leases are valid. Every call is safe to repeat.
 
-Waits for Storage actors. No actor waits for the Controller. It notifies a Broker of a new master, and the Broker also
-asks from time to time.
+The Controller waits for Storage actors, but no actor waits for the Controller. The Controller notifies a Broker of a
+new master, and the Broker also polls the Controller every few seconds.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ from storage.replication.epochs import SyncStateSet
 PING_INTERVAL_S: Final = 0.3
 PING_TIMEOUT_S: Final = 1.0
 DRAINING: Final = "draining"
-"""The journal's key for the ids of nodes being drained. All other keys are broker groups."""
+"""The journal's key for the ids of nodes that are being drained. All other keys are broker groups."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _WatchedReplica:
-    """One replica: its next order, and the error of the last call."""
+    """A replica that a thread of the Controller calls regularly: its next order, and the error of the last
+    call."""
 
     name: StorageName
     actor: ActorRef
@@ -65,7 +67,7 @@ class _WatchedReplica:
 
 
 class Controller:
-    """The Controller actor, with one GroupControl per broker group."""
+    """The Controller actor's class, with one GroupControl per broker group."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
@@ -109,7 +111,7 @@ class Controller:
         return self._settings
 
     def leader(self, group: str) -> GroupLeader:
-        """Return the present master of a broker group. Raises InvalidArgumentError for a group without several
+        """Return the current master of a broker group. Raises InvalidArgumentError if the group does not have several
         replicas."""
         with self._lock:
             control = self._require(group)
@@ -127,11 +129,11 @@ class Controller:
             control.designate(replica, time.monotonic())
 
     def balance(self) -> dict[str, int]:
-        """Make the first replica by priority the master of each group. Returns this replica by group, for groups with
-        another master.
+        """Make the first replica by priority the master of each group. Returns this replica by group, for each group
+        that now has another master.
 
-        A replica that is not in sync is returned too, but the Controller does not wait for it. Calling again later is
-        safe.
+        A replica that is not in sync is returned too, but the Controller does not wait for it. Calling the method again
+        later is safe.
         """
         with self._lock:
             wanted: dict[str, int] = {}
@@ -143,16 +145,17 @@ class Controller:
             return wanted
 
     def drain(self, node_id: str, drained: bool = True) -> None:
-        """Move all replicas away from a node (`raymq drain`). With `drained` False, allow replicas there again.
+        """Move all replicas away from a node (`raymq drain`). With `drained` False, allow replicas on the node again.
 
-        Durable on return; the replicas move one after another. Raises StoreError if the journal cannot be written.
+        The order is durable on return; the replicas move one after another. Raises StoreError if the journal cannot be
+        written.
         """
         with self._lock:
             others = set(self._journal.values.get(DRAINING, ())) - {node_id}
             self._journal.put(DRAINING, sorted(others | {node_id} if drained else others))
 
     def draining(self) -> frozenset[str]:
-        """Return the ids of the nodes being drained."""
+        """Return the ids of the nodes that are being drained."""
         with self._lock:
             return frozenset(self._journal.values.get(DRAINING, ()))
 
@@ -167,7 +170,7 @@ class Controller:
             return {"error": error, "groups": [self._group_status(group) for group in sorted(self._groups)]}
 
     def close(self) -> None:
-        """Stop deciding. Masters stop when their leases expire."""
+        """Stop deciding. Masters stop leading when their leases expire."""
         self._stopping.set()
         self._metrics.close()
         for watched in self._watched.values():
@@ -208,7 +211,7 @@ class Controller:
         }
 
     def _min_in_sync(self, group: str) -> int:
-        """Return the number of a group's replicas that must be in sync before it accepts messages."""
+        """Return the number of replicas that must be in sync before the group accepts messages."""
         planned = [storage for storage in self._settings.storages if storage.name.broker_name == group]
         return planned[0].replication.min_in_sync_replicas if planned else 1
 
@@ -233,7 +236,7 @@ class Controller:
             "error": state.failed or state.refusal or describe_lack(state),
         }
 
-    # One thread per replica
+    # Calls to replicas: one thread per replica
 
     def _watch_replica(self, watched: _WatchedReplica) -> None:
         while not self._stopping.is_set():
@@ -257,8 +260,8 @@ class Controller:
         return state, ""
 
     def _decide(self, group: str, state: ReplicaState | None, asked_s: float) -> None:
-        """Record a replica's report that was requested at `asked_s` (None: the replica did not answer), write the
-        decisions, and assign the orders."""
+        """Process one report of a replica: record the report, write the group's decisions to the journal, and assign
+        the orders. `asked_s`: the time at which the report was requested. `state` None: the replica did not answer."""
         with self._lock:
             control, now_s = self._groups[group], time.monotonic()
             if state is not None:
@@ -294,7 +297,8 @@ class Controller:
         return True
 
     def _assign_order(self, order: Order) -> None:
-        """Let a replica's thread send an order instead of an older one. A renewal does not wake the thread."""
+        """Replace a replica's pending order, which its thread sends with the next call. The thread is woken at once,
+        except for a lease renewal."""
         watched = self._watched[StorageName(order.group, order.replica)]
         watched.order = order
         if isinstance(order, Follow):
@@ -304,7 +308,8 @@ class Controller:
             watched.wake.set()
 
     def _notify_broker(self, group: str) -> None:
-        """Tell the broker to ask for its new master now. Without this, it asks every few seconds."""
+        """Notify the broker to look up its new master now. Without the notification, the broker looks it up every few
+        seconds."""
         try:
             ActorRef(group).tell("look_for_master")
         except RaymqError as error:
@@ -312,7 +317,7 @@ class Controller:
 
 
 def _lag(replica: int, leading: ReplicaState | None) -> dict[str, float | None]:
-    """Return a replica's lag in its master's report; None if it is unknown."""
+    """Return a replica's lag according to its master's report; None if the lag is unknown."""
     if leading is not None and leading.replica == replica:
         return {"lag_bytes": 0, "lag_s": 0.0}
     lag = None if leading is None else leading.lags.get(replica)

@@ -15,19 +15,20 @@ NO_MASTER: Final = "no_master_elected"
 
 
 class ControllerMetrics:
-    """Counts the elections of a Controller, and reports them with its status. One thread counts at a time, another one
-    reports."""
+    """Counts the elections of a Controller, and reports them together with the Controller's status. One thread may
+    count while another thread reports."""
 
     def __init__(self) -> None:
         self._elections: Counter[tuple[str, str]] = Counter()
 
     def note(self, before: Record | None, after: Record) -> None:
-        """Count a written decision as an election if its epoch differs from the previous one."""
+        """Count a decision that was written to the journal as an election if its epoch differs from the previous
+        decision's epoch."""
         if before is None or before.epoch != after.epoch:
             self._elections[after.group, NO_MASTER if after.master is None else ELECTED] += 1
 
     def report(self, reporter: Reporter, status: Callable[[], dict[str, Any]]) -> None:
-        """Report each broker group in the Controller's `status`, and the elections."""
+        """Report the metrics of each broker group in the Controller's `status`, and the number of elections."""
         groups = status()["groups"]
         for group in groups:
             self._report_group(reporter, group)
@@ -43,7 +44,7 @@ class ControllerMetrics:
         reporter.gauge("raymq_in_sync_replicas", len(group["in_sync"]), broker=broker)
         for replica in group["replicas"]:
             if replica["lag_bytes"] is None:
-                continue  # its master does not report the lag
+                continue  # the group's master does not report this replica's lag
             labels = {
                 "broker": broker,
                 "storage": str(StorageName(broker, replica["replica"])),

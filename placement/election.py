@@ -1,27 +1,28 @@
 """Decides which replica is the master of a broker group. The Controller has one `GroupControl` per group.
 
-MASTER_STEPS has the next step for each view of the present master.
+MASTER_STEPS has the next step for each view of the current master.
 
-The control gets each replica's report (`note_account`) about three times a second, and returns the actions (`tick`):
+The GroupControl gets each replica's report (`note_account`) about three times a second. It returns actions (`tick`):
 renew the master's lease, let other replicas follow, or elect. Rules (spec/storage.md §11.2, §11.3):
 
-- A replica is alive if its report is recent by the Controller's clock: a suspended process counts as dead.
-- While the last lease may still be held, no other replica is elected, unless the report of the master's own new process
-  shows that the old process ended, or the master's report says that its disk has failed.
+- A replica is alive if its report is recent by the Controller's clock. So a suspended process counts as dead.
+- While the master may still hold its last lease, no other replica is elected. There are two exceptions: a report of the
+  master's new process shows that the old process ended, or the master reports that its disk has failed.
 - A replica with a failed disk is not elected, and not followed.
-- An alive member of the sync-state set is elected, but no replica whose log is known to lack acknowledged messages
-  while another member may have them (actors.core.replica.candidates). After a restart of the whole set, the control
-  waits for replicas that do not answer yet, at most `grace_s`.
+- An alive member of the sync-state set is elected. But a replica whose log is known to lack acknowledged messages is
+  not elected while another member may have these messages (actors.core.replica.candidates). After a restart of the
+  whole set, the GroupControl waits at most `grace_s` for replicas that do not answer yet.
 - A group that never had a master starts with the replica with the longest log, after all reports have arrived.
-- With fixed roles only `fixed_master` may lead. It does not lead without the directory that it led with, nor while
-  another replica has a longer log, whose end would be cut. While it is away, the group has no master.
+- With fixed roles only `fixed_master` may lead. It does not lead if it has lost the directory with which it led, and
+  it does not lead while another replica has a longer log, because the end of that log would be removed. While the fixed
+  master is unreachable, the group has no master.
 - A decision (`Record`) is journaled before an order is sent, and the order is repeated until the replica's report shows
   that it was executed.
 - An order to lead is for the process that sent the report. If that process ended before it led, the election is
   annulled, and the previous set is valid again.
 
 The newest `Record` of the group is in the journal and survives a crash. If the journal is lost, the record is rebuilt
-from the replicas' reports after all of them have arrived, because a missing replica may know of a newer epoch.
+from the replicas' reports after all reports have arrived, because a missing replica may have seen a newer epoch.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ from actors.core.replica.orders import MASTER_LEASE_S, Drain, Follow, Lead, Rene
 from storage.replication.epochs import SyncStateSet
 
 FIXED_MASTER: Final = 0
-"""The replica that leads with fixed roles (replication.broker_role)."""
+"""The number of the only replica that may lead with fixed roles (replication.broker_role)."""
 RECOVERED_EPOCH_GAP: Final = 100
-"""The number of epochs that are skipped after the journal was lost."""
+"""Number of epochs that the Controller skips after the journal was lost, so that a new epoch cannot equal a
+lost one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A decision of the Controller about a group. It is written to the journal before any other action.
+    """A decision of the Controller about a broker group. The decision is written to the journal before any other
+    action.
 
-    `elected_from`: the set from which the master was elected, member to id of its directory; it is valid until the
-    master leads. `incarnation`: the incarnation of the master's directory at its election, 0 if unknown. `loss`: the
-    acknowledged messages that the master lacked at its election, "" for none.
+    `elected_from`: the sync-state set from which the master was elected, as member to id of its directory; this set is
+    valid until the master leads. `incarnation`: the incarnation of the master's directory at the election, 0 if
+    unknown. `loss`: the acknowledged messages that the master lacked at the election, empty if none.
     """
 
     group: str
@@ -64,14 +67,14 @@ Action = Record | Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class ControlRules:
-    """The times of elections in s, and the fixed master.
+    """The timing of elections in s, and the fixed master.
 
     `dead_after_s`: a replica counts as dead after this time without a report. `lease_s`: the length of a lease, counted
-    from the report that it answers. So the lease never ends later for the replica than for the Controller, however long
-    messages take. `lease_margin_s`: the greatest difference between two clocks' rates in that time. `drain_timeout_s`:
-    the longest wait of a master for its successor. `grace_s`: the longest wait for replicas that do not answer, if a
-    master is needed and no replica is sure to have every acknowledged message. `fixed_master`: with fixed roles, the
-    only replica that may lead.
+    from the report to which the Controller answers. So the replica's lease never ends later than the Controller
+    assumes, however long messages take. `lease_margin_s`: the maximum drift between two clocks during a lease.
+    `drain_timeout_s`: the longest time that a master waits for its successor. `grace_s`: the longest time that the
+    Controller waits for replicas that do not answer. It waits only if a master is needed and no replica is sure to have
+    every acknowledged message. `fixed_master`: with fixed roles, the only replica that may lead.
     """
 
     dead_after_s: float = 1.0
@@ -84,7 +87,7 @@ class ControlRules:
 
 
 class MasterView(Enum):
-    """The state of a group's master, as the Controller sees it."""
+    """The state of a broker group's master, as the Controller sees it."""
 
     NOBODY = "the group has no master"
     AWAY = "it does not answer, has not the directory that it led with, or may not lead any more"
@@ -123,12 +126,14 @@ MASTER_STEPS: Final[Mapping[tuple[MasterView, bool], MasterStep]] = {
     (MasterView.LEADING, False): MasterStep.RENEW,
     (MasterView.LEADING, True): MasterStep.RENEW,
 }
-"""The next step by the view of the master, and by whether its last lease has expired (True)."""
+"""The Controller's next step, by its view of the master and by whether the master's last lease has expired
+(True)."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """A replica's newest report, with the times of its request and its arrival by the Controller's clock."""
+    """A replica's newest report, with the times at which the Controller requested and received the report, by the
+    Controller's clock."""
 
     state: ReplicaState
     asked_s: float
@@ -137,9 +142,10 @@ class _Account:
 
 @dataclass(slots=True)
 class GroupControl:
-    """The control of one broker group.
+    """The election state of one broker group.
 
-    `replicas`: the replicas of the plan. `priorities`: by replica; the smallest leads first. `learners` never lead.
+    `replicas`: the replicas that the plan names. `priorities`: the priority of each replica; the smallest number leads
+    first. `learners`: replicas that never lead.
     """
 
     group: str
@@ -149,19 +155,21 @@ class GroupControl:
     learners: frozenset[int] = frozenset()
     record: Record | None = None
     reason: str = "no replica was heard yet"
-    """The reason why there is no master now; empty if there is one."""
+    """The reason why the group has no master now; empty if the group has a master."""
     _accounts: dict[int, _Account] = field(default_factory=dict)
     """The newest report of each replica."""
     _lease_until_s: float = 0.0
-    """The end of the last lease, with the margin, by the Controller's clock."""
+    """The end of the last lease, including the margin, by the Controller's clock."""
     _led_incarnation: int = -1
-    """The incarnation of the master's directory in which it has led the record's epoch; -1 before."""
+    """The incarnation of the master's directory under which the master has led in the record's epoch; -1 if the master
+    has not led yet."""
     _due_since_s: float | None = None
-    """The time since when a master is needed and a replica that may lead answers; None while there is a master."""
+    """The time since which a master is needed while a replica that may lead answers; None while the group has a
+    master."""
     _designated: int | None = None
-    """The replica that should lead as soon as that is safe."""
+    """The replica that should become master as soon as the change is safe; None if no change is requested."""
     _designated_until_s: float = 0.0
-    """The time at which the designation is dropped."""
+    """The time at which the requested change of master is dropped."""
 
     @property
     def able(self) -> frozenset[int]:
@@ -170,12 +178,13 @@ class GroupControl:
         return self.replicas - self.learners if fixed is None else frozenset({fixed})
 
     def resume(self, record: Record, now_s: float) -> None:
-        """Start with the journal's record. A lease from before may still be held."""
+        """Continue from the journal's record after a restart. A replica may still hold a lease from before the
+        restart."""
         self.record = record
         self._lease_until_s = now_s + self.rules.lease_s + self.rules.lease_margin_s
 
     def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
-        """Record a replica's report that was requested at `asked_s`, by default now.
+        """Record a replica's report. `asked_s`: the time at which the report was requested; None means now.
 
         A report that arrives after a newer report of the same directory is ignored.
         """
@@ -184,15 +193,15 @@ class GroupControl:
             self._accounts[state.replica] = _Account(state, now_s if asked_s is None else asked_s, now_s)
 
     def designate(self, replica: int, now_s: float) -> None:
-        """Let `replica` lead as soon as that is safe (`raymq balance`). The designation is dropped after
-        `drain_timeout_s`; calling again does not extend it, because the master refuses appends while it waits for its
+        """Let `replica` lead as soon as that is safe (`raymq balance`). The request is dropped after `drain_timeout_s`.
+        Calling the method again does not extend this time, because the master refuses appends while it waits for its
         successor."""
         if replica == self._designated and now_s <= self._designated_until_s:
             return
         self._designated, self._designated_until_s = replica, now_s + self.rules.drain_timeout_s
 
     def alive(self, now_s: float) -> dict[int, ReplicaState]:
-        """Return the replicas with a recent report, and the reports."""
+        """Return the reports of the replicas that have a recent report, by replica."""
         return {
             replica: account.state
             for replica, account in self._accounts.items()
@@ -213,7 +222,7 @@ class GroupControl:
         return [*actions, *self._followers(alive)]
 
     def _serve_master(self, alive: dict[int, ReplicaState], now_s: float) -> list[Action] | None:
-        """Return the actions that the present master needs; None if another replica must be elected."""
+        """Return the actions that the current master needs; None if another replica must be elected."""
         record = self.record
         assert record is not None
         state = None if record.master is None else alive.get(record.master)
@@ -236,10 +245,12 @@ class GroupControl:
         return [*altered, self._renew(state, altered[0] if altered else record, alive)]
 
     def _view_master(self, record: Record, state: ReplicaState | None) -> MasterView:
-        """Return the view of the record's master from its newest report. `state` None: there is no recent report."""
+        """Return the Controller's view of the record's master, from the master's newest report. `state` None: the
+        master has no recent report."""
         if record.master is None:
             return MasterView.NOBODY
-        # Without its directory the replica has no messages. It may have led before the settings changed.
+        # A replica that has lost its directory has no messages. And the master may have led before a change of the
+        # settings that forbids it to lead.
         lost = state is not None and record.sync_state_set.stores.get(state.replica) != state.store_id
         if state is None or lost or record.master not in self.able:
             return MasterView.AWAY
@@ -255,10 +266,10 @@ class GroupControl:
         return MasterView.NOT_LEADING
 
     def _alter(self, state: ReplicaState, record: Record) -> list[Record]:
-        """Return the record with the set that the master proposes; empty without a proposal.
+        """Return the record with the sync-state set that the master proposes; empty if the master proposes none.
 
-        A proposal based on an outdated set is ignored. Any other proposal is answered by a newer set, which omits
-        replicas that may not be members, so that the master sees that its proposal is settled.
+        A proposal that is based on an outdated set is ignored. Any other proposal is answered by a newer set, so that
+        the master sees that its proposal was processed. The newer set omits replicas that may not be members.
         """
         asked, now = state.proposal, record.sync_state_set
         if asked is None or (asked.epoch, asked.version) != now.order or state.replica not in asked.stores:
@@ -272,7 +283,7 @@ class GroupControl:
         assert record is not None
         if to is None or to == record.master or now_s > self._designated_until_s:
             self._designated = None
-            # A master that drains, and whose successor does not start, continues to lead in a new epoch.
+            # A master that is draining continues to lead in a new epoch if its successor does not start in time.
             return self._begin(state, record) if state.draining else []
         other = alive.get(to)
         if to not in record.sync_state_set.members or other is None or other.failed:
@@ -285,10 +296,11 @@ class GroupControl:
         return [self._renew(state, record, alive), Drain(self.group, state.replica, record.epoch, to)]
 
     def _annul(self, alive: dict[int, ReplicaState]) -> list[Action]:
-        """Return the record without an election whose master ended before it led; empty if there is no such election.
+        """Annul an election whose master ended before it led: return the record without this election. Returns an empty
+        list if there is no such election.
 
-        The elected process ended, and no other process executes the order. So nothing was acknowledged in the epoch,
-        and any member of the previous set may be elected.
+        The elected process ended, and no other process executes the order to lead. So nothing was acknowledged in the
+        epoch, and any member of the previous set may be elected.
         """
         record = self.record
         assert record is not None
@@ -307,7 +319,8 @@ class GroupControl:
             self._due_since_s = now_s
         since_s = now_s if self._due_since_s is None else self._due_since_s
         graced = now_s - since_s >= self.rules.grace_s
-        # No message is acknowledged while a master is needed, so a report that is requested later is complete.
+        # No message is acknowledged while a master is needed. So a report that was requested after the need arose shows
+        # all acknowledged messages of its replica.
         fresh = frozenset(replica for replica in working if self._accounts[replica].asked_s >= since_s)
         if self.rules.fixed_master is None:
             stores, unclean = record.sync_state_set.stores, self.rules.unclean
@@ -342,8 +355,8 @@ class GroupControl:
                 "acknowledged message: bring that back, or have another replica lead, see docs/cluster.md"
             )
         longer = [replica for replica, other in alive.items() if other.rank > state.rank]
-        # If another replica led before, a member of the set has every acknowledged message: a longer log has other
-        # messages.
+        # A longer log only matters if no other replica led before. If another replica led, a member of the set has
+        # every acknowledged message, and a longer log has other messages.
         if longer and record.master in (None, fixed):
             return (
                 f"replica {fixed} must lead (broker_role), but replica {names(longer)} has more than it: its disk has "
@@ -373,14 +386,15 @@ class GroupControl:
         return Renew(self.group, state.replica, record.sync_state_set, state.clock_s, frozenset(dead))
 
     def _note_lease(self, state: ReplicaState) -> None:
-        """Record that a lease is granted. It starts at the report, which was sent no later than it arrived."""
+        """Record that a lease is granted. The Controller counts the lease from the arrival of the report, which is not
+        earlier than the sending."""
         until_s = self._accounts[state.replica].at_s + self.rules.lease_s + self.rules.lease_margin_s
         self._lease_until_s = max(self._lease_until_s, until_s)
 
     def _followers(self, alive: dict[int, ReplicaState]) -> list[Action]:
         record = self.record
         if record is None or record.master is None or self._led_incarnation < 0:
-            return []  # a replica is followed only after it leads
+            return []  # no replica follows a new master before the master leads
         followed = (ReplicaRole.SLAVE, record.epoch, record.master)
         return [
             Follow(self.group, replica, record.epoch, record.master)
@@ -389,13 +403,13 @@ class GroupControl:
         ]
 
     def _recover(self, alive: dict[int, ReplicaState]) -> None:
-        """Rebuild the record from the replicas' reports, after all of them have arrived."""
+        """Rebuild the record from the replicas' reports, after the reports of all replicas have arrived."""
         missing = self.replicas - alive.keys()
         if missing:
             self.reason = f"the journal knows nothing of this group, and replica {names(missing)} does not answer"
             return
         sets = [state.sync_state_set for state in alive.values() if state.sync_state_set is not None]
-        # An order of the last decision in the lost journal may still be in flight.
+        # The lost journal may have had a newer decision, whose order may still be in flight. So skip some epochs.
         epoch = max(state.epoch for state in alive.values()) + RECOVERED_EPOCH_GAP
         newest = max(sets, key=lambda one: one.order, default=None)
         everybody = {replica: state.store_id for replica, state in alive.items() if replica not in self.learners}

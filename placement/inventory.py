@@ -1,4 +1,4 @@
-"""The inventory of a Ray cluster: its nodes with the stores on their disks, and raymq's actors."""
+"""The inventory of a Ray cluster: its nodes with the stores on their disks, and the running raymq actors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.files.lock import stores_below
 INVENTORY_TIMEOUT_S: Final = 60.0
 ZONE_LABEL: Final = "ray.io/availability-zone"
 HEAD_RESOURCE: Final = "node:__internal_head__"
-"""The resource that only Ray's head node has."""
+"""Name of the Ray resource that only the head node has."""
 
 
 def inventory(
@@ -29,15 +29,16 @@ def inventory(
     timeout_s: float = INVENTORY_TIMEOUT_S,
     node_label: str | None = None,
 ) -> list[Node]:
-    """Return the alive Ray nodes with the label `node_label`, their zones, and the stores below `data_dir` on each
-    node. Nodes without the label are not asked, because they may start and end at any time.
+    """Return the alive Ray nodes with the label `node_label`, with their zones and the stores below `data_dir` on each
+    node. Nodes without the label are not queried, because they may start and end at any time.
 
-    `draining`: ids of nodes being drained. Raises RaymqError if a node does not answer in time, and ConfigError if no
-    node has the label.
+    `draining`: ids of nodes that are being drained. Raises RaymqError if a node does not answer in time, and
+    ConfigError if no node has the label.
     """
     alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     able = carrying(node_label, {node_id: node.get("Labels") or {} for node_id, node in alive.items()})
-    here = ray.get_runtime_context().get_node_id()  # this node is read without another process
+    # this process lists the stores of its own node itself, without a remote task
+    here = ray.get_runtime_context().get_node_id()
     asked = {node_id: _start_listing(node_id, data_dir) for node_id in able if node_id != here}
     nodes = []
     for node_id, node in alive.items():
@@ -54,20 +55,20 @@ def inventory(
 
 
 def head_node_id() -> str:
-    """Return the id of Ray's head node, without which the cluster ends; the id of this node if Ray does not name a
-    head."""
+    """Return the id of Ray's head node, without which the cluster ends. Returns the id of this process's node if Ray
+    names no head node."""
     heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
     return str(heads[0]) if heads else ray.get_runtime_context().get_node_id()
 
 
 def _start_listing(node_id: str, data_dir: Path) -> Any:
-    """Return a reference to the result of `_list_stores` on a node."""
+    """Start `_list_stores` on a node as a remote task, and return the reference to its result."""
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     return _remote_list_stores.options(scheduling_strategy=strategy).remote(str(data_dir))
 
 
 def _list_stores(data_dir: str) -> dict[str, int]:
-    """Return the store directories on this node by name, with the bytes of their logs."""
+    """Return the size in bytes of each store's log on this node, by the name of the store directory."""
     return {
         store.name: sum(file.stat().st_blocks * 512 for file in (store / COMMIT_LOG_DIR).glob("*"))
         for store in stores_below(data_dir_here(Path(data_dir)))

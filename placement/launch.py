@@ -1,10 +1,11 @@
 """Executes a plan: starts the actors, waits until they answer, and stops them in an order that keeps data complete.
 
 Starting is idempotent: running actors are not touched. Each step has a deadline. If a step fails, the actors that the
-call started are stopped again, so a failed start leaves no actors.
+call has started are stopped again, so a failed start leaves no actors.
 
 A separate program runs this module (placement.launcher_main), because Ray gives actors the import path of the program
-that created them, and a user's program may have a folder called `storage`.
+that created them. A user's program may have a folder called `storage`, which would hide raymq's package of the same
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from raymq.common.names import CONSOLE, CONTROLLER
 from raymq.remoting.actor_ref import ActorRef
 
 SERVERS_READY_TIMEOUT_S: Final = 120.0
-"""The timeout for all actors to answer. Opening a store may require the recovery of gigabytes of log."""
+"""Seconds within which all actors must answer after a start. Opening a store may require the recovery of gigabytes of
+log."""
 LAUNCH_CALL_TIMEOUT_S: Final = 10.0
 NO_LOGS: Final[Mapping[str, int]] = {}
 
@@ -43,11 +45,11 @@ def start(
     *,
     log_bytes: Mapping[str, int] = NO_LOGS,
 ) -> None:
-    """Start the actors that do not run, and return when every actor answers. `log_bytes`: the logs' sizes by storage
-    actor, for the progress.
+    """Start the planned actors that do not run yet, and return when every actor answers. `log_bytes`: the sizes of the
+    stores' logs by storage actor, which progress messages show.
 
-    Raises the error that prevented a start (StoreLockedError, StoreError, RequestTimeoutError …). Every actor that this
-    call started has been stopped then.
+    If the start fails, stops every actor that this call started, and raises the error (StoreLockedError, StoreError,
+    RequestTimeoutError …).
     """
     before = set(running())
     try:
@@ -79,7 +81,7 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
     if plan.controller is not None:
         progress("starting the Controller")
         _end_outdated(plan.controller)
-        # The Controller's journal is on that node's disk.
+        # The Controller must run on the head node, whose disk has its journal.
         ControllerActor.options(name=CONTROLLER, get_if_exists=True, scheduling_strategy=on_head).remote(
             plan.controller, **access_for(CONTROLLER)
         )
@@ -109,8 +111,8 @@ def _start(plan: Plan, progress: ProgressCallback, deadline_s: float, log_bytes:
 
 
 def store_roots_here() -> dict[str, str]:
-    """Return the directories of the stores that run on this process's node, by actor, without stores that do not
-    answer."""
+    """Return the directories of the stores that run on this process's node, by storage actor. Stores that do not answer
+    are left out."""
     here, roots = ray.get_runtime_context().get_node_id(), {}
     for name in (name for name in running() if name.startswith("storage-")):
         try:
@@ -123,12 +125,14 @@ def store_roots_here() -> dict[str, str]:
 
 
 def _recovery(log_bytes: int) -> str:
-    """Describe the size of a store's log: recovery reads the part that is not known to be complete."""
+    """Describe the size of a store's log, because the recovery time depends on it. Recovery reads the part of the log
+    that is not known to be complete."""
     return f", a log of {log_bytes >> 20:,} MiB" if log_bytes >> 20 else ""
 
 
 def _end_outdated(settings: ControllerSettings) -> None:
-    """End a Controller with other settings. A new one continues from its journal before the leases expire."""
+    """End a running Controller that has other settings than `settings`. The new Controller continues from the journal
+    before the leases expire."""
     if CONTROLLER in running() and ActorRef(CONTROLLER).call("settings", timeout_s=LAUNCH_CALL_TIMEOUT_S) != settings:
         end_actor(CONTROLLER)
 
@@ -146,9 +150,11 @@ def _wait(name: str, method: str, deadline_s: float) -> None:
 
 
 def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | None = None) -> list[str]:
-    """Stop raymq's actors (all, or `only` these), consumers first and stores last. Returns their names.
+    """Stop raymq's actors, or only the actors in `only`: consumers first, stores last. Returns the names of the stopped
+    actors.
 
-    An actor that does not close within CLOSE_TIMEOUT_S is killed. Its store then recovers when it is opened again.
+    An actor that does not close within CLOSE_TIMEOUT_S is killed. The store of a killed actor recovers when it is
+    opened again.
     """
     names = running() if only is None else list(only)
     order = sorted(names, key=lambda name: (_stop_rank(name), name))
@@ -159,7 +165,8 @@ def stop(progress: ProgressCallback = lambda step: None, only: Iterable[str] | N
 
 
 def _stop_rank(name: str) -> int:
-    # Without the Controller there is no election while the replicas of a group close one after another.
+    # Stop the Controller before the stores, so that it elects no new masters while the replicas of a group close one
+    # after another.
     for rank, prefix in enumerate(
         (CONSOLE, "pull-", "rebalance-", "broker-", "nameserver-", CONTROLLER, "replicator-")
     ):

@@ -1,8 +1,8 @@
-"""The program that starts, stops and inspects the servers for `raymq.client.cluster.launcher`, which defines the
-protocol.
+"""The program that starts, stops and inspects the servers on behalf of `raymq.client.cluster.launcher`, which defines
+the protocol.
 
-`raymq.client.cluster.server_path` runs it with `-P` from the root directory. So its job's import path, which the
-servers inherit, contains only installed packages.
+`raymq.client.cluster.server_path` runs this program with `-P` from the root directory. So the import path of its Ray
+job contains only installed packages. The servers inherit this path.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from raymq.common.names import NAMESPACE
 
 
 def main() -> None:
-    """Read one request, execute it, and answer."""
+    """Read one request from stdin, execute it, and write the answer."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # A terminal's ctrl-C is for the user's program, which ends this program itself.
+    # Ignore a terminal's ctrl-C: it is meant for the user's program, which ends this program itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     try:
@@ -90,8 +90,8 @@ def _carry_out(request: dict[str, Any]) -> Any:
 
 
 def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
-    """Return sentences about the changes that a start made to a raymq with the actors `before`, and about settings that
-    it did not change."""
+    """Describe in sentences what a start changed in a raymq with the actors `before`, and which requested settings it
+    did not change."""
     began = sorted(set(running()) - set(before))
     notes = [f"raymq ran already: started {', '.join(began)}" if began else "raymq ran already: nothing was started"]
     unlike = differences(plan, before, launch.store_roots_here())
@@ -104,7 +104,7 @@ def _changes(plan: Plan, before: Sequence[str]) -> list[str]:
 
 
 def _log_bytes(plan: Plan, nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the bytes of the log that each store of the plan has on its node."""
+    """Return the size in bytes of each planned store's log on the store's node, by storage actor."""
     stores = {node.node_id: node.stores for node in nodes}
     return {
         str(storage.name): stores.get(storage.node_id, {}).get(storage.settings.store_path_root_dir.name, 0)

@@ -1,7 +1,7 @@
 """The operator's commands: drain a node, balance the masters, close a node's stores, install the Grafana dashboard.
 
-The Controller executes drain and balance. The dashboard is installed on the head node, which has Ray's files for
-Grafana.
+The Controller executes drain and balance. The dashboard is installed on the head node, because Ray's files for Grafana
+are on that node.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ POLL_S: Final = 0.3
 
 
 def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
-    """Return the replicas with the ids of their nodes, and the ids of the nodes being drained; both empty without a
-    Controller."""
+    """Return the node id of each replica, and the ids of the nodes that are being drained. Both are empty if no
+    Controller runs."""
     if CONTROLLER not in running():
         return {}, frozenset()
     controller = ActorRef(CONTROLLER)
@@ -39,11 +39,12 @@ def placed_replicas() -> tuple[dict[StorageName, str], frozenset[str]]:
 
 
 def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, Any]:
-    """Drain a node, given by its address or the beginning of its id. With `drained` False, allow replicas there again.
+    """Drain a node, which `node` names by its address or by the beginning of its id. With `drained` False, allow
+    replicas on the node again.
 
-    Returns when the node has no replica and its replicas are in sync on other nodes, or after DRAIN_WAIT_S with the
-    replicas that are `left`; the Controller then continues. Raises InvalidArgumentError if no node, or more than one,
-    matches, and if no broker group has several replicas.
+    Returns when the node has no replica and its replicas are in sync on other nodes. Returns after DRAIN_WAIT_S in any
+    case; the Controller then continues to move the replicas in `left`. Raises InvalidArgumentError if `node` names no
+    node or several nodes, or if no broker group has several replicas.
     """
     controller, node_id = _controller(), _find_node(node)
     controller.call("drain", node_id, drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -58,9 +59,10 @@ def drain(node: str, *, drained: bool, progress: ProgressCallback) -> dict[str, 
 
 
 def close_stores_here(progress: ProgressCallback) -> list[str]:
-    """Close the stores whose actors run on this process's node, before the node is removed. Returns their names.
+    """Close the stores whose actors run on this process's node, before the node is removed. Returns the names of these
+    actors.
 
-    A closed store opens without recovery. Its actor stays without answering until it ends with the node, and another
+    A closed store opens without recovery. Its actor stays, without answering, until it ends with the node, and another
     replica leads. A store that does not answer in time stays open, and recovers when it is opened again.
     """
     here = ray.get_runtime_context().get_node_id()
@@ -78,17 +80,19 @@ def close_stores_here(progress: ProgressCallback) -> list[str]:
 
 
 def order_drain(node: str, *, drained: bool) -> None:
-    """Order a drain without waiting. On return it is ordered. Raises like `drain`."""
+    """Order a drain at the Controller, without waiting for its end. Raises InvalidArgumentError like `drain`."""
     _controller().call("drain", _find_node(node), drained, timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def order_balance() -> None:
-    """Order a balance without waiting. On return it is ordered. Raises like `balance`."""
+    """Order a balance at the Controller, without waiting for its end. Raises InvalidArgumentError like
+    `balance`."""
     _controller().call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
 
 
 def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallback) -> list[str]:
-    """Return the replicas that still run on a node, or that are not in sync on their present node."""
+    """Return the replicas that still run on the node `node_id`, and all replicas that have no node or are not
+    in sync."""
     left = []
     for group in controller.call("status", timeout_s=OPERATION_CALL_TIMEOUT_S)["groups"]:
         for replica in group["replicas"]:
@@ -103,8 +107,8 @@ def _replicas_left(controller: ActorRef, node_id: str, progress: ProgressCallbac
 def balance(progress: ProgressCallback) -> dict[str, Any]:
     """Make the first in-sync replica by priority the master of each broker group, without losing an append.
 
-    Returns when these replicas lead, or after BALANCE_WAIT_S. `wanted`: the replica that should lead, by broker group.
-    `left`: the groups in which it does not lead yet.
+    Returns when these replicas lead, or after BALANCE_WAIT_S. The result has two fields. `wanted`: the replica that
+    should lead, by broker group. `left`: the groups whose wanted replica does not lead yet.
     """
     controller = _controller()
     wanted: dict[str, int] = controller.call("balance", timeout_s=OPERATION_CALL_TIMEOUT_S)
@@ -124,7 +128,8 @@ def _controller() -> ActorRef:
 
 
 def _find_node(text: str) -> str:
-    """Return the id of the node with this address, or whose id begins with this text."""
+    """Return the id of the node whose address is `text`, or whose id begins with `text`. Raises InvalidArgumentError if
+    no node or several nodes match."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found = [node for node in nodes if text and (node["NodeManagerAddress"] == text or node["NodeID"].startswith(text))]
     if len(found) != 1:
@@ -137,10 +142,11 @@ INSTALL_TIMEOUT_S: Final = 60.0
 
 
 def install_on_head(output: str | None = None, timeout_s: float = INSTALL_TIMEOUT_S) -> dict[str, Any]:
-    """Let a task on the head node write the dashboard (raymq.tools.observability.ray_folder.install_board). Returns its
-    result.
+    """Run a task on the head node that writes the Grafana dashboard
+    (raymq.tools.observability.ray_folder.install_board). Returns the task's result.
 
-    Only a process of the head node has the environment variables that move Ray's folders.
+    The task runs on the head node because only processes of the head node have the environment variables that move
+    Ray's folders.
     """
     strategy = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
     installed: dict[str, Any] = resolve(
@@ -150,8 +156,8 @@ def install_on_head(output: str | None = None, timeout_s: float = INSTALL_TIMEOU
 
 
 def try_to_install(progress: ProgressCallback) -> None:
-    """Install the dashboard as the last step of a start. A failure is passed to `progress`, and does not fail the
-    start."""
+    """Install the Grafana dashboard as the last step of a start. A failure is reported to `progress`, and the start
+    still succeeds."""
     progress("installing Grafana's board")
     try:
         install_on_head()

@@ -1,7 +1,7 @@
 """The plan: the actors of a cluster and their nodes. This module starts nothing.
 
-It turns settings and an inventory of nodes into a `Plan`, which `placement.launch` executes. `placement.replica_nodes`
-chooses the node of each replica.
+The module turns settings and an inventory of nodes into a `Plan`, which `placement.launch` executes.
+`placement.replica_nodes` chooses the node of each replica.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from raymq.common.errors import ConfigError
 from raymq.common.names import CONTROLLER, NameServerName, StorageName
 
 FIRST_PORT = 10911
-"""RocketMQ's listen port. No process listens there: the port and the node's address identify a store in message ids."""
+"""RocketMQ's listen port, which the first store uses in message ids. No process listens on this port: the port and the
+node's address only identify a store."""
 
 KV_FILE: Final = "kvConfig.json"
 JOURNAL_FILE: Final = "journal"
@@ -29,7 +30,7 @@ JOURNAL_FILE: Final = "journal"
 
 @dataclass(frozen=True, slots=True)
 class NameServerPlan:
-    """One NameServer: its actor's name, and the file with its KV configuration."""
+    """The plan of one NameServer: its actor's name, and the file with its KV configuration."""
 
     name: NameServerName
     kv_path: Path
@@ -37,7 +38,7 @@ class NameServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All actors that must run."""
+    """All actors that must run in a cluster."""
 
     nameservers: tuple[NameServerPlan, ...]
     storages: tuple[StoragePlan, ...]
@@ -48,7 +49,8 @@ class Plan:
 
 
 def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[StorageName, str] | None = None) -> Plan:
-    """Make the plan for a cluster. Raises ConfigError if the placement rules cannot be kept (placement.replica_nodes).
+    """Make the plan for a cluster. Raises ConfigError if the nodes do not satisfy the placement rules
+    (placement.replica_nodes).
 
     `known`: the node id of each replica's running storage actor.
     """
@@ -89,8 +91,8 @@ def make_plan(settings: ClusterSettings, nodes: Sequence[Node], known: Mapping[S
 
 
 def store_options(settings: ClusterSettings) -> StoreOptions:
-    """Return the options of all stores. An unset `check_compressed_body` follows access control: with it, strangers may
-    send."""
+    """Return the options of all stores. If `check_compressed_body` is not set, the check is on exactly if access
+    control is on, because with access control strangers may be able to send."""
     store = settings.store
     if store.check_compressed_body is not None:
         return store
@@ -100,11 +102,13 @@ def store_options(settings: ClusterSettings) -> StoreOptions:
 def with_found_stores(
     settings: ClusterSettings, given: Collection[str], nodes: Sequence[Node]
 ) -> tuple[ClusterSettings, list[str]]:
-    """Return the settings that start every store on the nodes' disks, and sentences about the changes that this needed.
+    """Return settings that start every store on the nodes' disks. Also returns sentences that describe the changes to
+    `settings` and the stores left out.
 
-    `given`: the settings that a user has chosen. Without `broker_groups` among them, it grows to the number of groups
-    found. Raises ConfigError if a store would stay stopped that `leave_out` does not name, because its messages would
-    silently be missing. Only joined nodes count: `raymq up --wait-nodes` waits for further nodes.
+    `given`: names of the settings that a user has set. If `broker_groups` is not among them, it grows to the number of
+    broker groups found. Raises ConfigError if a store would stay stopped and `leave_out` does not name it, because its
+    messages would silently be missing. Only nodes that have joined the Ray cluster count: `raymq up --wait-nodes` waits
+    for further nodes.
     """
     found, left_out = _found_stores(nodes), set(settings.leave_out)
     kept = {name for name in found if not {name.broker_name, store_directory(name)} & left_out}
@@ -126,7 +130,8 @@ def with_found_stores(
 def _refuse_missed(
     settings: ClusterSettings, groups: int, kept: Collection[StorageName], found: Mapping[StorageName, Node]
 ) -> None:
-    """Raise ConfigError if one of the `kept` stores would stay stopped. The stores need `groups` broker groups."""
+    """Raise ConfigError if `settings` would not start one of the `kept` stores. `groups`: the number of broker groups
+    that the stores need."""
     missed = [name for name in sorted(kept) if name.broker_name not in settings.broker_names]
     if missed:
         group = missed[0].broker_name
@@ -146,7 +151,7 @@ def _refuse_missed(
 
 
 def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
-    """Return the stores in the nodes' data directories, each with a node that has its directory."""
+    """Return the stores in the nodes' data directories, each with a node that has the store's directory."""
     found = {}
     for node in nodes:
         for directory in node.stores:
@@ -157,15 +162,15 @@ def _found_stores(nodes: Sequence[Node]) -> dict[StorageName, Node]:
 
 
 def _listed(names: Sequence[StorageName], found: Mapping[StorageName, Node]) -> str:
-    """Return stores with their nodes as text."""
+    """Format a list of stores with the addresses of their nodes, for a message."""
     return ", ".join(f"{store_directory(name)} (on {found[name].ip})" for name in names)
 
 
 def differences(plan: Plan, running: Collection[str], roots: Mapping[str, str]) -> list[str]:
-    """Return the differences between a running raymq and the plan, in sentences. Starting the plan does not change
-    them.
+    """Return sentences that describe how a running raymq differs from the plan. Starting the plan does not remove these
+    differences.
 
-    `running`: names of actors. `roots`: the directories of the running stores on this node, by actor.
+    `running`: names of running actors. `roots`: the directories of the running stores on this node, by storage actor.
     """
     notes = []
     planned = {str(storage.name): storage for storage in plan.storages}
@@ -187,8 +192,8 @@ def _metrics(settings: ClusterSettings) -> MetricsSettings:
 
 
 def _settings_of(options: StoreOptions, root: Path) -> StoreSettings:
-    """Return the store settings of one replica. Log directories outside of its root get the root's name as a
-    subdirectory."""
+    """Return the store settings of one replica. A log directory outside the store directory `root` gets a subdirectory
+    that is named like `root`."""
     values = options.model_dump()
     for name in ("store_path_commit_log", "read_only_commit_log_store_paths"):
         values[name] = [path / root.name for path in values[name]]
@@ -202,7 +207,7 @@ def _controller(settings: ClusterSettings, storages: Sequence[StoragePlan]) -> C
     return ControllerSettings(
         settings.data_dir / CONTROLLER / JOURNAL_FILE,
         dict.fromkeys(settings.broker_names, replicas),
-        # The first replica by priority differs from group to group, so that masters are spread over the nodes.
+        # Each group has another first replica by priority, so that masters are spread over the nodes.
         {
             group: {replica: (replica - index) % replication.replicas for replica in replicas}
             for index, group in enumerate(settings.broker_names)

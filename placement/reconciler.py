@@ -1,7 +1,7 @@
 """Executes repairs: lists the storage actors, and starts and ends actors as placement.repair decides.
 
-One thread works in rounds. It only takes an inventory of the nodes while a replica has no actor or a node is being
-drained. Nothing survives its process. A failed round is retried, and `error` has the reason.
+One thread works in rounds. The thread takes an inventory of the nodes only while a replica has no actor or a node is
+being drained. Nothing survives the process. A failed round is retried, and `error` has the reason.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class Reconciler:
     """Keeps every replica's storage actor running on its node.
 
-    `groups` returns each group's master and in-sync replicas. `draining` returns the ids of the nodes being drained.
-    `designate` makes another replica of a group the master.
+    `groups` returns each broker group's master and in-sync replicas. `draining` returns the ids of the nodes that are
+    being drained. `designate` makes another replica of a broker group the master.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Reconciler:
             min_in_sync=max(options.min_in_sync_replicas, options.in_sync_replicas),
         )
         self.node_ids: dict[StorageName, str] = {}
-        """The node id of each replica's actor, as far as known."""
+        """The node id of each replica's storage actor; empty text if unknown."""
         self.notes: Mapping[StorageName, str] = {}
-        """The reasons why replicas have no actor, or have not left their node yet."""
+        """By replica, the reason why it has no storage actor, or why it has not left a drained node yet."""
         self.error = ""
 
     def run(self, stopping: threading.Event) -> None:
-        """Work in rounds until `stopping` is set."""
+        """Run repair rounds until `stopping` is set."""
         while not stopping.wait(RECONCILE_INTERVAL_S):
             try:
                 self._round()
@@ -67,7 +67,8 @@ class Reconciler:
             except RaymqError as error:
                 self.error = f"repair: {error}"
                 logger.warning("repair is tried again: %s", error)
-            except Exception as error:  # also Ray's own errors: without this thread there would be no repairs
+            # Ray raises errors of its own; if one ended this thread, there would be no repairs
+            except Exception as error:
                 self.error = f"repair: {error!r}"
                 logger.exception("repair is tried again")
 

@@ -1,16 +1,18 @@
 """Decides which replicas start on another node, for repair and draining. This module starts nothing.
 
-A storage actor is pinned to its Ray node, and ends permanently when Ray gives the node up. Then, in this order:
+A storage actor is pinned to its Ray node, and ends permanently when Ray declares the node dead. After the actor has
+ended, these rules apply in this order:
 
-1. If a node has the replica's directory, the actor starts there again, even if the node has another id now.
-2. While its directory is in the sync-state set, or the group has no master, the replica waits for it: that directory
-   may be the only one with acknowledged messages. A master that leads removes a lost member from the set within
-   moments.
+1. If a node has the replica's directory, the actor starts on that node again, even if the node has another id now.
+2. If no node has the directory, and the directory is in the sync-state set or the group has no master, the replica
+   waits for its directory: it may be the only one with acknowledged messages. A master that leads removes a lost member
+   from the set within moments.
 3. After `replace_after_s` the replica starts empty on another node (placement.replica_nodes), and copies the master's
    log.
 
-A drained node gives up its replicas one by one, each when all replicas of its group are in sync and enough of them are
-left; a master first passes its role on. Nothing survives the process: the waiting times start again.
+A drained node gives up its replicas one by one. A replica leaves only when all replicas of its group are in sync and
+enough of them remain; a master first passes its role to another replica. Nothing survives the process: after a restart
+the waiting times start again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _ONLY_COPY: Final = "its node is away, and its directory may be the only one wit
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupView:
-    """A broker group now: its master (None without one) and the in-sync replicas."""
+    """The current state of a broker group: its master (None if the group has none) and the in-sync replicas."""
 
     master: int | None
     in_sync: frozenset[int]
@@ -36,10 +38,11 @@ class ReplicaGroupView:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The moves to execute now.
+    """The moves of replicas to execute now.
 
-    `start`: replicas whose actor starts on a node. `hand_over`: masters, each with the replica that should lead
-    instead. `vacate`: the replica whose actor ends. `notes`: by replica, the reason for waiting.
+    `start`: replicas whose actor must start, each with its node. `hand_over`: masters that must stop leading, each with
+    the replica that should lead instead. `vacate`: the replica whose actor must end. `notes`: for each waiting replica,
+    the reason.
     """
 
     start: Mapping[StorageName, Node] = field(default_factory=dict)
@@ -49,8 +52,8 @@ class Moves:
 
 
 class Repair:
-    """Decides for all replicas of a cluster. `min_in_sync`: the number of replicas that must stay in sync during a
-    drain."""
+    """Decides the moves of all replicas of a cluster. `min_in_sync`: number of replicas of a group that must stay in
+    sync during a drain."""
 
     def __init__(
         self, replicas: Sequence[StorageName], *, spread: bool, replace_after_s: float, min_in_sync: int
@@ -66,8 +69,8 @@ class Repair:
         groups: Mapping[str, ReplicaGroupView],
         now_s: float,
     ) -> Moves:
-        """Return the moves. `present`: replicas that have an actor, with its node's id as far as known. Times are in
-        s."""
+        """Return the moves to execute now. `present`: replicas that have an actor, with the id of the actor's node,
+        empty if unknown. Times are in s."""
         start: dict[StorageName, Node] = {}
         notes: dict[StorageName, str] = {}
         for name in self._replicas:
@@ -86,7 +89,7 @@ class Repair:
         return self._drain(nodes, present, groups)
 
     def _waits(self, name: StorageName, nodes: Sequence[Node], group: ReplicaGroupView, away_s: float) -> str:
-        """Return the reason why a replica without an actor gets none now; empty if it gets one."""
+        """Return the reason why a replica without a storage actor must wait; empty if its actor may start now."""
         holders = [node for node in nodes if store_directory(name) in node.stores]
         if any(not node.draining for node in holders):
             return ""
@@ -98,7 +101,7 @@ class Repair:
         return ""
 
     def _choose_node(self, name: StorageName, nodes: Sequence[Node], present: Mapping[StorageName, str]) -> Node | str:
-        """Return the node for the replica's actor, or the reason why there is no such node."""
+        """Return the node on which the replica's actor should start, or the reason why no node is suitable."""
         siblings = [other for other in present if other.broker_name == name.broker_name and other != name]
         try:
             return choose_nodes([*siblings, name], nodes, spread=self._spread, known=present)[name]

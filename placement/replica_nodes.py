@@ -1,14 +1,14 @@
 """Chooses the Ray node of each replica by the placement rules. This module starts nothing.
 
-Only nodes with the label `placement.node_label` count, if it is set (`carrying`). Then, in this order:
+If `placement.node_label` is set, only nodes with this label may hold replicas (`carrying`). The rules, in this order:
 
-1. Data stays where it is: a replica whose directory is on a node runs there, unless the node is being drained.
+1. Data stays where it is: a replica whose directory is on a node runs on that node, unless the node is being drained.
 2. Replicas of one broker group are on different nodes.
 3. If every node has a zone label, no zone has more replicas of a group than necessary.
 4. A new replica goes to the node with the fewest bytes of stores, then with the fewest replicas, then by name.
 
 A plan that breaks rule 2 or 3 on the alive nodes is refused, with the rule and the nodes. A replica with a directory is
-never moved for balance, even if the rule of its placement has changed since.
+never moved for balance, even if the placement rules have changed since it was placed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from raymq.common.errors import ConfigError
 from raymq.common.names import StorageName
 
 STORE_NAME: Final = re.compile(r"(broker-[a-z])-([0-9]+)")
-"""The name of a store directory: the broker group and the replica."""
+"""Pattern of a store directory's name: the broker group and the replica number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A Ray node that can hold stores.
 
-    `stores`: the store directories below its data directory, by name, with their bytes. `zone`: the node's label
-    ray.io/availability-zone, empty without one. `draining`: the node keeps no replica that can run on another node.
+    `stores`: the store directories below the node's data directory, by name, with their log sizes in bytes. `zone`: the
+    node's label ray.io/availability-zone; empty if the node has no such label. `draining`: True if all replicas that
+    can run on another node must leave this node.
     """
 
     node_id: str
@@ -43,10 +44,11 @@ class Node:
 
 
 def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[str]:
-    """Return the ids of the nodes that may hold stores: nodes with `label`, or all nodes without a label.
+    """Return the ids of the nodes that may hold stores: the nodes with the label `label`, or all nodes if `label` is
+    None.
 
-    `labels`: the labels by node id. Raises ConfigError, which names the existing labels, if there are nodes and none
-    has it.
+    `labels`: the labels of each node, by node id. Raises ConfigError, which names the existing labels, if there are
+    nodes but none has the label.
     """
     able = {node_id for node_id, own in labels.items() if label is None or label in own}
     if labels and not able:
@@ -60,7 +62,7 @@ def carrying(label: str | None, labels: Mapping[str, Mapping[str, str]]) -> set[
 
 
 def store_directory(name: StorageName) -> str:
-    """Return the directory of a replica's store, below the data directory."""
+    """Return the name of a replica's store directory, below the data directory."""
     return f"{name.broker_name}-{name.replica}"
 
 
@@ -71,10 +73,10 @@ def choose_nodes(
     spread: bool = True,
     known: Mapping[StorageName, str] | None = None,
 ) -> dict[StorageName, Node]:
-    """Return the node of each replica. Raises ConfigError if the rules cannot be kept.
+    """Return the node of each replica. Raises ConfigError if the nodes do not satisfy the placement rules.
 
     `spread` False drops rules 2 and 3, for several replicas on one machine. `known`: the node id of each running
-    replica; it takes precedence over other nodes with the replica's directory.
+    replica. This node takes precedence over other nodes that have the replica's directory.
     """
     if not nodes:
         raise ConfigError("the Ray cluster has no node that is alive: nothing can be placed")
@@ -90,20 +92,21 @@ def choose_nodes(
 
 
 def _present_node(name: StorageName, nodes: Sequence[Node], known: str | None) -> Node | None:
-    """Return the node with the replica's data; None if no node has it, or if the node is being drained."""
+    """Return the node that has the replica's data. Returns None if no node has the data, or if the node is being
+    drained."""
     directory = store_directory(name)
     holders = [node for node in nodes if directory in node.stores and not node.draining]
     return min(holders, key=lambda node: (node.node_id != known, -node.stores[directory], node.node_id), default=None)
 
 
 def _zones(nodes: Iterable[Node]) -> int:
-    """Return the number of zones; 0 unless every node has a zone label."""
+    """Return the number of zones; 0 if some node has no zone label."""
     zones = {node.zone for node in nodes}
     return 0 if "" in zones else len(zones)
 
 
 class _Plan:
-    """The replicas that have a node so far, and the choice of a node for the next one."""
+    """The replicas that already have a node, and the choice of a node for the next replica."""
 
     def __init__(self, nodes: Sequence[Node], *, spread: bool, zones: int) -> None:
         self._nodes = nodes
@@ -116,7 +119,7 @@ class _Plan:
         self._load[node.node_id] += 1
 
     def choose(self, name: StorageName, replicas: int) -> Node:
-        """Return the best node for a replica without data on any node."""
+        """Return the best node for a replica that has no data on any node."""
         able = [node for node in self._nodes if not node.draining]
         siblings = [node for other, node in self.chosen.items() if other.broker_name == name.broker_name]
         if self._spread:

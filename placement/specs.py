@@ -1,4 +1,4 @@
-"""The arguments of server actors: a replica's Storage actor, and the Controller."""
+"""The constructor arguments of two server actors: a replica's Storage actor, and the Controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from raymq.common.names import StorageName
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """One replica: its actor's name, the node to which it is pinned, its store, and its address in message ids."""
+    """The plan of one replica: its actor's name, the node to which the actor is pinned, its store, and its address in
+    message ids."""
 
     name: StorageName
     node_id: str
@@ -26,7 +27,7 @@ class StoragePlan:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def on(self, node: Node) -> StoragePlan:
-        """Return the same replica on another node."""
+        """Return the plan of the same replica on another node."""
         return replace(self, node_id=node.node_id, store_host=(node.ip, self.store_host[1]))
 
 
@@ -34,10 +35,10 @@ class StoragePlan:
 class ControllerSettings:
     """The Controller's settings.
 
-    `journal`: its file, on the disk of the Controller's node. `groups`: broker group to its replicas. `priorities`: by
-    group and replica; the smallest leads first. `learners`: by group, the replicas that never lead. `storages`: the
-    initial plan of every replica, below `data_dir` of its node. Repair restarts replicas from it, on nodes with the
-    label `node_label`.
+    `journal`: the Controller's journal file, on the disk of its node. `groups`: broker group to its replicas.
+    `priorities`: by group and replica; the smallest number leads first. `learners`: by group, the replicas that never
+    lead. `storages`: the initial plan of every replica, below `data_dir` of its node. Repair restarts replicas from
+    these plans, on nodes with the label `node_label`.
     """
 
     journal: Path

@@ -1,4 +1,4 @@
-"""The status of a cluster: every running actor of raymq, by its own answer."""
+"""The status of a cluster: the report of every running raymq actor about itself."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _KEYS: Final = {
     CONSOLE: "consoles",
     CONTROLLER: "replication",
 }
-"""The key of the report for the servers whose name begins so."""
+"""The report's key for each kind of server. The kind is the beginning of the actor's name."""
 _REPORT_KEYS: Final = (*("brokers", "stores", "rebalances", "pulls", "groups", "instances", "replication", "consoles"),)
-"""The keys in their order."""
+"""The keys of the status report that list servers, groups and instances, in the report's order."""
 
 
 def cluster_status() -> ClusterStatus:
-    """Ask every server for its status, and return the answers.
+    """Request the status of every server, and return the answers.
 
-    A server that does not answer has its error, so the call succeeds on a cluster with dead actors, too. A storage
-    actor that cannot open its store has its error, and `closed`. `problems` are the findings about what is broken or
-    damaged (raymq.tools.doctor.checks.status_checks). Actors that refuse the user of this process are in `refused`, and
-    nowhere else. AuthenticationError if access is on and this process names no user, or a wrong secret.
+    If a server does not answer, its entry has the error, so the call also succeeds on a cluster with dead actors. If a
+    storage actor cannot open its store, its entry has the error and `closed`. `problems` lists what is broken or
+    damaged (raymq.tools.doctor.checks.status_checks). Actors that refuse this process's user are only in `refused`.
+    Raises AuthenticationError if access control is on and this process has no user, or has a wrong secret.
     """
     names = running()
     answers = [_replication(name) if name == CONTROLLER else _ask(name) for name in names if _kind(name) in _KEYS]
@@ -62,15 +62,15 @@ def cluster_status() -> ClusterStatus:
 
 
 def _kind(name: str) -> str:
-    """Return the first part of an actor's name, with its dash."""
+    """Return the kind of an actor: the part of its name up to the first dash, with the dash."""
     return "".join(name.partition("-")[:2])
 
 
 def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the stores on disk that do not run, each with its broker group and its directory.
+    """Return the stores on disk whose storage actors do not run, each with its broker group and its directory.
 
-    A store's answer names the stores in its data directory. So the stores of a node without a running store are
-    missing.
+    Running stores report which stores are in the same data directory. So the result lacks the stores of a node on which
+    no store runs.
     """
     run = {str(store["actor"]).removeprefix("storage-") for store in stores}
     found = {
@@ -86,7 +86,7 @@ def _stopped_stores(stores: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _replication(name: str) -> dict[str, Any]:
-    """Return the Controller's answer, with the addresses of the replicas' nodes."""
+    """Return the Controller's status, with the addresses of the replicas' nodes added."""
     answer = {"groups": [], **_ask(name)}
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     for group in answer["groups"]:
@@ -96,7 +96,7 @@ def _replication(name: str) -> dict[str, Any]:
 
 
 def _ask(name: str) -> dict[str, Any]:
-    """Return the status of a server as plain data, with its actor's name and its error."""
+    """Request the status of a server. Returns it as plain data, with the actor's name and the error."""
     try:
         answer = dict(ActorRef(name).call("status", timeout_s=STATUS_CALL_TIMEOUT_S))
     except AuthenticationError:
@@ -111,7 +111,7 @@ def _ask(name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it: queues as their names, dataclasses as mappings."""
+    """Convert a value into JSON types: queues become their names, dataclasses become mappings."""
     if isinstance(value, MessageQueue):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Spark on a topic: its messages as a DataFrame, on raymq's Ray cluster.
+"""Spark jobs on topics: a topic's messages as a DataFrame, on raymq's Ray cluster.
 
     session.py    a Spark session from RayDP, with the Java and the settings that it needs
     source/       `read_topic`: the parts of a read (raymq.client.scan), read by Python workers in Spark's executors
@@ -6,7 +6,7 @@
     jobs/         finished jobs, each with a command under `raymq job`
     sink/         `write_topic`, and `topic_sink` for streaming queries: rows to messages, each stored once
 
-Names are imported at their first use, so that other modules of this package work without Spark.
+The package imports its names at their first use, so that modules without Spark also work if Spark is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raydp_jobs.stream.topic_stream import stream_topic
 
 SPARK_COUNT: Final = NumberRange(1, 100_000)
-"""The allowed numbers of executors of a session, and of cores of each executor."""
+"""The allowed range for the number of executors of a session, and for the number of cores of an executor."""
 
 __all__ = ["read_topic", "spark_session", "stream_progress", "stream_topic", "topic_sink", "write_topic"]
 

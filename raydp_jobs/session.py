@@ -6,8 +6,8 @@
     RayDP       four Java processes: the driver's JVM (a child of this process), an application master and its gateway,
                 and one executor per `executors`
 
-Nothing survives the session: at its end, and if the start fails, all four processes end, the places are released, and
-the process's environment is restored.
+Nothing remains after the session. At its end, or if the start fails, all four kinds of processes end, the placement
+group is removed, and the environment variables of this process are restored.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _APP_MASTER: Final = "RAY_APP_MASTER"
 _MASTER_RESOURCE: Final = "spark.ray.raydp_spark_master.actor.resource."
 _A_BIT: Final = 0.001
 
-# Spark's own list for Java 17 (JavaModuleOptions), and java.math and java.text, without which Ray's Java serializer
-# kills RayDP's application master at the first ray.data.from_spark.
+# Spark's own list for Java 17 (JavaModuleOptions), plus java.math and java.text. Without these two, Ray's Java
+# serializer kills RayDP's application master at the first ray.data.from_spark.
 _OPENED: Final = (
     *(
         "java.lang",
@@ -80,7 +80,7 @@ _OPENED: Final = (
     *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
     *("sun.nio.ch", "sun.nio.cs", "sun.security.action", "sun.util.calendar"),
 )
-# The -XX options halve the start time of each JVM. Short jobs gain more from this than from the lost optimisations.
+# The -XX options halve the start time of each JVM. For short jobs the faster start outweighs the slower code.
 _JAVA_OPTIONS: Final = " ".join(
     [
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
@@ -89,7 +89,8 @@ _JAVA_OPTIONS: Final = " ".join(
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     ]
 )
-# Options of the driver and of RayDP's gateway. Without the second one, RayDP's agent leaves a log below /tmp/ray.
+# Java properties of the driver and of RayDP's gateway. Without ray.logging.dir, RayDP's agent leaves a log below
+# /tmp/ray.
 _DIRECTORY_PROPERTIES: Final = ("java.io.tmpdir", "ray.logging.dir")
 _EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 _JAVA_OPTION_KEYS: Final = (
@@ -113,15 +114,15 @@ def spark_session(
     beside_storage: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[SparkSession]:
-    """Open a Spark session for a `with` block. A process may open several sessions, one after another.
+    """Open a Spark session for the duration of a `with` block. A process may open several sessions, one after another.
 
     `app_name` gets a random suffix, because RayDP needs a new name for each session. `executors` × `executor_cores`
     CPUs and `executors` × `executor_memory` (each executor's heap) are reserved in the Ray cluster before anything
-    starts. With `beside_storage` they are on the nodes of the broker groups' masters, where reads need no network;
-    executors that do not fit there get other nodes, with a warning. `configs` are Spark's and override raymq's
-    settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which `ray.data.from_spark` needs.
-    This takes a second, Ray prints two lines on stderr, and a Ray cluster can have one such session at a time.
-    `start_timeout_s` bounds each step of the start.
+    starts. With `beside_storage` the executors are on the nodes of the broker groups' masters, where reads need no
+    network; executors that do not fit there get other nodes, with a warning. `configs` are Spark settings and override
+    raymq's settings; Java options are appended. `ray_data`: connect the driver's JVM to Ray, which
+    `ray.data.from_spark` needs. The connection takes a second, Ray prints two lines on stderr, and a Ray cluster can
+    have one such session at a time. `start_timeout_s` limits each step of the start.
 
     Before anything is started, raises ClientStateError without a connection to Ray, if this process has a Spark
     session, or if a node has no Java or no raymq; ClusterNotFoundError if `beside_storage` finds no raymq;
@@ -159,8 +160,8 @@ def spark_session(
 
 
 def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -> dict[str, str]:
-    """Return the Spark configuration of a session: the user's configuration over the settings that RayDP on Java 17
-    needs and settings that reduce output.
+    """Return the Spark configuration of a session. The user's `configs` override the settings that RayDP on Java 17
+    needs, and the settings that reduce output.
 
     `temporary`: a directory on this node for the files of the driver and of RayDP's master. The master also runs on
     this node, without a CPU, because the executors may need all CPUs. The configuration contains no address: RayDP
@@ -188,8 +189,8 @@ def spark_configs(configs: Mapping[str, str], *, temporary: str | None = None) -
 
 
 def _check_process(ray_data: bool) -> None:
-    """Refuse states in which the start would fail or hang: no Ray, another session here, or a JVM that cannot be
-    started again."""
+    """Raise if the start would fail or hang: without a connection to Ray, with another session in this process, or with
+    a JVM that cannot be restarted."""
     if not ray.is_initialized():
         raise ClientStateError("no connection to Ray; call raymq.connect() first and keep it open over the session")
     if raydp.context._global_spark_context is not None:
@@ -202,7 +203,7 @@ def _check_process(ray_data: bool) -> None:
     if gateway is not None:
         if getattr(gateway, "proc", None) is None:
             raise ClientStateError("this process uses another program's Java process (PYSPARK_GATEWAY_PORT); unset it")
-        _end_driver_jvm(gateway)  # left by a stopped session, without RayDP's classes
+        _end_driver_jvm(gateway)  # This JVM was left by a stopped session, and lacks RayDP's classes.
     if ray_data and _actor(_APP_MASTER) is not None:
         raise ServiceNotAvailableError(
             "a Spark session with ray_data=True runs in this Ray cluster already, and there is one at a time"
@@ -233,7 +234,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_as_before() -> Iterator[None]:
-    """Restore the handler of ctrl-C. PySpark's handler would ask a JVM that has ended to cancel its jobs."""
+    """Restore the handler of ctrl-C at the end. PySpark's handler would send a request to cancel jobs to a JVM that has
+    ended."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -244,7 +246,7 @@ def _interrupts_as_before() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress two warnings of every `ray.data.from_spark`, about RayDP's calls of PySpark and Ray."""
+    """Suppress two warnings that every `ray.data.from_spark` causes, about the way RayDP calls PySpark and Ray."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "argument ``parallelism`` is deprecated" not in record.getMessage()
@@ -286,12 +288,12 @@ def _start(
 
 @contextmanager
 def _our_master(namespace: str | None) -> Iterator[None]:
-    """Start RayDP's master with two changes.
+    """Change how RayDP's master starts, in two points.
 
-    Its Java actors are in `namespace`, the session's own namespace: their names are fixed, so in this process's
-    namespace they would collide with other programs' sessions. `ray.data.from_spark` looks for the actors in this
-    process's namespace; None leaves them there. And the JNI library that RayDP's gateway unpacks into a separate
-    directory is removed.
+    The master's Java actors get the session's own `namespace`. Their names are fixed, so in this process's namespace
+    they would collide with the sessions of other programs. `ray.data.from_spark` looks for the actors in this process's
+    namespace; with None they stay there. The second change removes the JNI library that RayDP's gateway unpacks into a
+    separate directory.
     """
     actor_class = ray_cluster.RayDPSparkMaster
     base = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
@@ -313,20 +315,20 @@ def _our_master(namespace: str | None) -> Iterator[None]:
 
 
 def _remove_unpacked(pid: int) -> None:
-    """Remove Ray's JNI library of 40 MB that a JVM has mapped, and would leave on disk. The JVM joined Ray as a
-    driver."""
+    """Delete Ray's JNI library of 40 MB, which a JVM unpacks when it joins Ray as a driver, and would leave on disk.
+    The JVM has the library mapped."""
     try:
         mapped = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
-        return  # the process has ended, or this is not Linux
+        return  # The process has ended, or this system is not Linux.
     for directory in set(re.findall(r"(/\S+/ray/\d{13})/libcore_worker_library_java\.so", mapped)):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def _deadline(name: str, timeout_s: float) -> Iterator[None]:
-    """Bound the duration of a start. RayDP and Spark wait for ever for a process that does not start; the deadline ends
-    their processes."""
+    """Limit the duration of a start. RayDP and Spark wait forever for a process that does not start; at the deadline
+    their processes are killed."""
     late = threading.Event()
 
     def give_up() -> None:
@@ -352,11 +354,11 @@ def _deadline(name: str, timeout_s: float) -> Iterator[None]:
 
 
 def _await_executors(spark: SparkSession, executors: int) -> None:
-    """Wait until all executors are registered. The start's deadline ends the wait."""
+    """Wait until all executors are registered. The deadline of the start limits the wait."""
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return  # Spark only requests executors when there is work
+        return  # With this setting Spark requests executors only when there is work.
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-    while status().size() < executors + 1:  # the driver counts as one
+    while status().size() < executors + 1:  # Spark's status also counts the driver.
         time.sleep(_POLL_S)
 
 
@@ -365,8 +367,8 @@ def _await_executors(spark: SparkSession, executors: int) -> None:
 
 @contextmanager
 def _readable_errors() -> Iterator[None]:
-    """Store the texts of errors that leave a session. Spark's errors ask the JVM for their text each time, and the JVM
-    ends."""
+    """Store the texts of errors that leave the session. Spark's errors otherwise request their text from the JVM each
+    time, and the JVM ends."""
     try:
         yield
     except Exception as error:
@@ -381,7 +383,7 @@ def _readable_errors() -> Iterator[None]:
 def _keep_text(error: Any) -> None:
     try:
         text = str(error)
-    except Exception:  # the JVM has already ended
+    except Exception:  # The JVM has already ended.
         text = str(getattr(error, "desc", None) or getattr(error, "errmsg", ""))
     kind = type(error)
     body = {"__str__": lambda self: text, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -390,7 +392,8 @@ def _keep_text(error: Any) -> None:
 
 @contextmanager
 def _watched(name: str, gateway: Any) -> Iterator[None]:
-    """Kill the driver's JVM if the application master dies: otherwise Spark would wait for its executors for ever."""
+    """Kill the driver's JVM if the application master dies, because otherwise Spark would wait for executors
+    forever."""
     stopping = threading.Event()
 
     def watch() -> None:
@@ -398,7 +401,7 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
             try:
                 gone = ray.is_initialized() and _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None
             except ray.exceptions.RayError:
-                continue  # Ray itself does not answer; the next check decides
+                continue  # Ray itself does not answer; the next check retries.
             if gone:
                 gateway.proc.kill()
                 return
@@ -414,10 +417,12 @@ def _watched(name: str, gateway: Any) -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, gateway: Any) -> Iterator[None]:
-    """Convert errors of a session with dead processes into one error that names the dead process."""
+    """If a process of the session is dead, convert the block's error into one error that names the dead
+    process."""
     try:
         yield
-    except (Py4JError, ConnectionError) as error:  # not Spark's own errors, which PySpark converts into other classes
+    # PySpark converts Spark's own errors into other classes, so these two mean that a process or its connection failed.
+    except (Py4JError, ConnectionError) as error:
         reason = _why_dead(name, gateway)
         if reason:
             raise ClientStateError(f"the Spark session {name} ended meanwhile: {reason}") from error
@@ -425,13 +430,14 @@ def _explained(name: str, gateway: Any) -> Iterator[None]:
 
 
 def _why_dead(name: str, gateway: Any) -> str:
-    """Return the first dead process of a session; empty if all processes are alive."""
+    """Return a text that names the first dead process of a session; empty if all processes are alive."""
     if not ray.is_initialized():
         return "this process is no longer connected to Ray; keep raymq.connect() open over the session"
     if _actor(name + RAYDP_SPARK_MASTER_SUFFIX) is None:
         return f"its application master is gone, with its node or by a kill; look into the logs of Ray: {_logs()}"
     try:
-        code = gateway.proc.wait(_SETTLE_S)  # its connections end a moment earlier
+        # Wait for the process, because its connections close a moment before it ends.
+        code = gateway.proc.wait(_SETTLE_S)
     except subprocess.TimeoutExpired:
         return ""
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -439,7 +445,7 @@ def _why_dead(name: str, gateway: Any) -> str:
 
 
 def _end(name: str) -> None:
-    """End everything that exists of the session. Each step runs, even if an earlier step failed."""
+    """End all parts of the session that exist. Each step runs, even if an earlier step failed."""
     gateway = SparkContext._gateway
     failures = []
     steps: list[Callable[[], None]] = [raydp.stop_spark, lambda: _await_end_of(name)]
@@ -448,7 +454,7 @@ def _end(name: str) -> None:
     for step in steps:
         try:
             step()
-        except Exception as error:  # the other steps must still run
+        except Exception as error:  # Catch every error, because the other steps must still run.
             failures.append(error)
     _forget_context()
     for failure in failures:
@@ -456,7 +462,8 @@ def _end(name: str) -> None:
 
 
 def _await_end_of(name: str) -> None:
-    """Wait until RayDP's master has ended. It ends last, after the executors, and `stop_spark` does not wait for it."""
+    """Wait until RayDP's master has ended. The master ends last, after the executors, and `stop_spark` does not wait
+    for it."""
     if not ray.is_initialized():
         return
     deadline_s = time.monotonic() + _STOP_TIMEOUT_S
@@ -468,14 +475,14 @@ def _await_end_of(name: str) -> None:
 
 
 def _kill(name: str) -> None:
-    """Kill RayDP's master. Its gateway then ends, and Ray ends the executors of the dead gateway."""
+    """Kill RayDP's master. The master's gateway then ends, and Ray ends the executors that the gateway started."""
     master = _actor(name + RAYDP_SPARK_MASTER_SUFFIX)
     if master is not None:
         ray.kill(master)
 
 
 def _actor(name: str) -> Any:
-    """Return the actor with a name; None if it does not exist."""
+    """Return the actor named `name`; None if no such actor exists."""
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -483,14 +490,15 @@ def _actor(name: str) -> Any:
 
 
 def _forget_context() -> None:
-    """Make PySpark forget a context whose JVM has ended. PySpark itself only forgets it after an answer of the JVM."""
+    """Make PySpark forget a SparkContext whose JVM has ended. PySpark itself forgets it only after an answer of the
+    JVM."""
     with SparkContext._lock:
         SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
 
 
 def _end_driver_jvm(gateway: Any) -> None:
-    """End the JVM that PySpark keeps for the life of the process, so that PySpark starts another one for the next
+    """End the JVM that PySpark would keep until this process ends, so that PySpark starts a new JVM for the next
     session."""
     SparkContext._gateway = None
     SparkContext._jvm = None

@@ -1,6 +1,7 @@
-"""Finds the raymq error of a Spark task in the text that Spark creates from it.
+"""Finds the raymq error of a Spark task in the text of the exception that Spark raises in the driver.
 
-A task runs in another process, and the driver only gets a text of its exception, mostly tracebacks of two languages.
+A task runs in another process, and the driver gets only the text of the task's exception, mostly tracebacks in two
+languages.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from raymq.common import errors
 from raymq.common.errors import RaymqError, SendUnknownError, ServiceNotAvailableError
 
 _RAISED: Final = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.+)")
-"""The line of a Python traceback that names an exception of raymq, and its text."""
+"""Matches the line of a Python traceback that names an exception of raymq, with the exception's text."""
 
 
 def raymq_error(text: str) -> RaymqError | None:
-    """Return the last error of raymq in a text of Spark, which is the outermost of a chain; None without one.
+    """Find the last raymq error in the text of a Spark exception; None if the text contains no raymq error. The last
+    error of a chain is the outermost.
 
-    The error has the original's text and class. A class that needs more than a text is replaced by its nearest base
-    class that does not, and by ServiceNotAvailableError for a timeout.
+    The returned error has the text and class of the original. If the class needs more arguments than a text, the error
+    has the class's nearest base class that needs only a text. A timeout becomes a ServiceNotAvailableError.
     """
     found = _RAISED.findall(text)
     if not found:
@@ -33,7 +35,7 @@ def raymq_error(text: str) -> RaymqError | None:
 
 
 def _takes_text(kind: type) -> bool:
-    """True if an error of this class takes one text and shows it unchanged."""
+    """True if errors of this class are created from one text and show the text unchanged."""
     try:
         return issubclass(kind, RaymqError) and str(kind("text")) == "text"
     except TypeError:

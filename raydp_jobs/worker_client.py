@@ -1,7 +1,7 @@
-"""The connection of a Spark worker to raymq, for all of its tasks.
+"""The connection from a Spark worker process to raymq, which all tasks of the worker share.
 
-The driver's user and namespace are sent with each task, as a part of the cluster's address. If a worker gets a task
-with another address, it closes its connection and opens another.
+The driver's user and namespace are sent with each task, as part of the cluster's address. If a worker gets a task with
+another address, the worker closes its connection and opens another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from raymq.common.identity import Identity, acting_as
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """The cluster to which workers connect, their user (None without a user in the driver), and their namespace."""
+    """The address of the cluster to which workers connect, the workers' user (None if the driver has no user), and
+    their namespace."""
 
     address: str
     user: Identity | None
@@ -30,19 +31,23 @@ class ClusterAddress:
 
 
 def address_of_cluster(client: Client) -> ClusterAddress:
-    """Return the Ray cluster of this process, its user, and the namespace of its client."""
+    """Return the address of this process's Ray cluster, with the user of this process and the namespace of
+    `client`."""
     address: str = ray.get_runtime_context().gcs_address
     return ClusterAddress(address, identity.present(), client.names.name)
 
 
 _kept: Final[dict[ClusterAddress, Client]] = {}
-"""The client of this process, at most one."""
-in_forked_child(_kept.clear)  # a forked child must not use the parent's client: its tasks connect again
+"""The client of this process, by cluster address; at most one."""
+in_forked_child(_kept.clear)  # A forked child must not use the parent's client, so the child's tasks connect again.
 
 
 def worker_client(at: ClusterAddress) -> Client:
-    """Return this process's client. It stays connected while its tasks have the same address: Spark reuses its Python
-    workers, for one task at a time. Raises like `raymq.connect`."""
+    """Return this process's client, connected to the cluster `at`. Raises like `raymq.connect`.
+
+    The client stays connected while the tasks have the same address, because Spark reuses its Python workers, for one
+    task at a time.
+    """
     client = _kept.get(at)
     if client is None:
         for other in list(_kept):
@@ -55,21 +60,21 @@ def worker_client(at: ClusterAddress) -> Client:
 
 
 def spare_collections() -> None:
-    """Exclude the imported modules of this worker from garbage collection.
+    """Exclude all objects that exist in this worker, such as imported modules, from later garbage collections.
 
-    Spark's Python workers collect garbage after each task. With about 1,500 imported modules this takes 80 ms, longer
-    than many tasks.
+    Spark's Python workers collect garbage after each task. With about 1,500 imported modules a collection takes 80 ms,
+    longer than many tasks.
     """
     gc.collect()
     gc.freeze()
 
 
 def spare_archives() -> None:
-    """Let imports keep the tables of contents of zip archives.
+    """Keep the cached file lists of zip archives on the import path.
 
-    Spark's Python workers drop these tables before each task. The import path contains Spark's own archives, one of
-    them a jar of 5,000 files, and reading their tables takes 70 ms. An archive that is added later is still found,
-    because it has its own finder.
+    Spark's Python workers drop these lists before each task. The import path contains Spark's own archives, one of them
+    a jar of 5,000 files, and reading their lists takes 70 ms. An archive that is added later is still found, because it
+    has a separate finder.
     """
     for finder in sys.path_importer_cache.values():
         if isinstance(finder, zipimporter):
@@ -77,4 +82,4 @@ def spare_archives() -> None:
 
 
 def _keep() -> None:
-    """Do nothing: the archive is unchanged."""
+    """Do nothing, because the archive's file list has not changed."""

@@ -5,8 +5,8 @@
         with mq.producer("order-service") as producer:
             producer.send(raymq.Message("orders", b"...", tags="paid", keys=["o-17"]))
 
-Names are resolved when they are first used (PEP 562), so that importing raymq is quick and needs neither Ray nor any
-other package of the server side.
+Names are imported on first use (PEP 562), so that importing raymq is fast and requires neither Ray nor any other
+server-side package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raymq.common.former_names import accept_former_names
 
-if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares it with _HOMES
+if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test compares the imports with _HOMES
     from raymq.client.client import Client as Client, connect as connect
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer as AsyncPullConsumer
     from raymq.client.consumer.pull.consumer import PullConsumer as PullConsumer
@@ -114,7 +114,7 @@ if TYPE_CHECKING:  # for type checkers, which do not run __getattr__; a test com
 
 __version__ = "0.1.0"
 
-accept_former_names()  # Pickles and actors of an earlier raymq name modules by their former names.
+accept_former_names()  # Pickles and actors of an earlier raymq version use former module names.
 
 _HOMES: Final = {
     "AccessDeniedError": "raymq.common.errors",

@@ -1,11 +1,11 @@
-"""RaymqHandler sends the records of Python's `logging` to a topic, without ever holding up the program.
+"""RaymqHandler sends the records of Python's `logging` to a topic, without ever blocking the program.
 
     logger.info(…) ──▶ emit: format, into a bounded buffer ──▶ one thread ──▶ Producer.send_async ──▶ topic
 
-A record is formatted in the thread that logs, since its arguments may change afterwards; all else is done in the thread
-of the handler. When the buffer is full, records are dropped and counted, and a message in their place says how many.
-Records of raymq and Ray themselves are not sent: sending one would log the next. Nothing survives the process but what
-was sent: `flush` and `close` wait for the rest, for a bounded time.
+A record is formatted in the thread that logs, because its arguments may change afterwards; the handler's thread does
+everything else. If the buffer is full, records are dropped and counted, and a message in their place gives their
+number. Records of raymq and Ray themselves are not sent, because sending such a record would log the next record.
+Unsent records are lost when the process ends; `flush` and `close` wait for them, for a bounded time.
 
 A message has the formatted text as its body, the level as its tag, and the properties `logger`, `level` and `process`.
 """
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 OWN_LOGGERS: Final = ("raymq", "ray")
-"""Loggers whose records are never sent, with all below them."""
+"""Loggers whose records, and whose child loggers' records, are never sent."""
 RECORDS_AT_ONCE: Final = 500
 UNSENT_MAX: Final = 2_000
-"""The most messages that the producer has been given and not yet sent."""
+"""Maximum number of messages in flight in the producer; bounds the producer's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatistics:
-    """Records since the handler began: `sent` are stored, `failed` could not be sent (`last_error` says why the last
-    one), `dropped` found the buffer full; `waiting` are under way."""
+    """Numbers of records since the handler was created. `sent`: stored in the topic. `failed`: could not be sent
+    (`last_error` is the last reason). `dropped`: not accepted, because the buffer was full or the handler closed.
+    `waiting`: not sent yet."""
 
     sent: int
     failed: int
@@ -52,12 +53,12 @@ class LogStatistics:
 class RaymqHandler(logging.Handler):
     """A handler for `logging` whose records become messages of `topic`, which must exist or be created on first use.
 
-    `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without one the handler
-    connects itself, to the Ray cluster at `address` or to the Ray cluster that is found; it raises ClusterNotFoundError
-    if it finds no cluster. `capacity`: the most records that wait in memory. `flush_timeout_s`: the longest time in s
-    that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
+    `client`: a connection of `raymq.connect`, which stays open when the handler is closed. Without a client the handler
+    connects itself, to the Ray cluster at `address` or to the Ray cluster that it finds; it raises ClusterNotFoundError
+    if it finds no cluster. `capacity`: maximum number of records that wait in memory. `flush_timeout_s`: maximum time
+    in s that `flush` and `close` wait. Raises InvalidArgumentError for a capacity, a time or a level out of range.
 
-    Neither logging nor closing raises while the cluster is away: `statistics` counts the lost records.
+    Neither logging nor closing raises while the cluster is unreachable: `statistics` counts the lost records.
     """
 
     @checked
@@ -79,7 +80,7 @@ class RaymqHandler(logging.Handler):
             raise InvalidArgumentError(f"level must be a level of logging, a number or its name: {error}") from None
         self.topic, self.capacity, self.flush_timeout_s = topic, capacity, flush_timeout_s
         self._changed = threading.Condition()
-        """Guards everything below."""
+        """Guards all attributes below."""
         self._buffer: deque[Message] = deque()
         self._unsent = 0
         self._sent = self._failed = self._dropped = self._dropped_told = 0
@@ -94,15 +95,16 @@ class RaymqHandler(logging.Handler):
         self._producer = client.producer(producer_group)
         self._thread = threading.Thread(target=self._run, name="log-handler", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # before the client's own end, and before Ray's
+        atexit.register(self.close)  # runs before the exit handlers of the client and of Ray
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record over to the thread; called by `logging`. Never blocks, and raises nothing."""
+        """Put a record into the buffer for the handler's thread; called by `logging`. Never blocks, and never
+        raises."""
         if record.name.partition(".")[0] in OWN_LOGGERS or threading.current_thread() is self._thread:
             return
         try:
             message = self._message(self.format(record), record.levelname, record.name)
-        except Exception:  # as in every handler of logging: a record that cannot be formatted must not stop the program
+        except Exception:  # as in every logging handler, a record that cannot be formatted must not stop the program
             self.handleError(record)
             return
         with self._changed:
@@ -113,13 +115,14 @@ class RaymqHandler(logging.Handler):
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until the records so far are sent or have failed, for `flush_timeout_s` at most."""
+        """Wait until all records so far are sent or have failed, for at most `flush_timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._buffer and not self._unsent, self.flush_timeout_s)
 
     def close(self) -> None:
-        """Take no more records, send the waiting ones, and end, within about `flush_timeout_s`. Idempotent."""
-        if os.getpid() != self._pid:  # a fork's copy: the records are its parent's
+        """Stop accepting records, send the waiting records, and stop the thread, within about `flush_timeout_s`.
+        Idempotent."""
+        if os.getpid() != self._pid:  # a forked copy of the handler: the records belong to the parent process
             return
         with self._changed:
             closed, self._closing = self._closing, True
@@ -130,7 +133,7 @@ class RaymqHandler(logging.Handler):
             super().close()
 
     def statistics(self) -> LogStatistics:
-        """The records of this handler, counted."""
+        """Return the numbers of sent, failed, dropped and waiting records."""
         with self._changed:
             waiting = len(self._buffer) + self._unsent
             return LogStatistics(self._sent, self._failed, self._dropped, waiting, self._last_error)
@@ -148,8 +151,8 @@ class RaymqHandler(logging.Handler):
             self._end()
 
     def _take(self) -> list[Message]:
-        """Take the next records. A record that counts dropped records may come first. Empty once the handler is closed
-        and all records are sent."""
+        """Return the next records as messages. If records were dropped, the first message gives their number. Returns
+        an empty list after the handler is closed and all records were taken."""
         with self._changed:
             self._changed.wait_for(lambda: (self._buffer and self._unsent < UNSENT_MAX) or self._is_done())
             taken = [self._buffer.popleft() for _ in range(min(len(self._buffer), RECORDS_AT_ONCE))]
@@ -168,7 +171,7 @@ class RaymqHandler(logging.Handler):
     def _send(self, message: Message) -> None:
         try:
             self._producer.send_async(message).add_done_callback(self._note)
-        except Exception as error:  # also one that is no RaymqError: the records after it must not be lost
+        except Exception as error:  # any exception, not only RaymqError: the following records must not be lost
             self._count(error)
 
     def _note(self, future: Future[SendResult]) -> None:
@@ -185,7 +188,7 @@ class RaymqHandler(logging.Handler):
             self._changed.notify_all()
 
     def _end(self) -> None:
-        """Close the producer, which sends what it holds, and the connection if it is the handler's own."""
+        """Close the producer, which sends its buffered messages, and the connection if the handler created it."""
         until_s = time.monotonic() + self.flush_timeout_s
         with self._changed:
             self._changed.wait_for(lambda: not self._unsent, max(0.0, until_s - time.monotonic()))

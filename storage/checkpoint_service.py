@@ -1,12 +1,13 @@
-"""The store's regular flush of the consume queues, followed by the snapshot and the checkpoint.
+"""Flushes the consume queues at regular intervals, and writes the snapshot and the checkpoint after the flush.
 
-When queues are flushed, and what the checkpoint and the snapshot may promise, belongs here. Once a second
+This module decides when queues are flushed, and what the checkpoint and the snapshot may promise. Once a second
 (flush_interval_consume_queue_ms) the service flushes the queues that have enough dirty pages. It flushes all queues
 with each snapshot, once a minute (flush_consume_queue_thorough_interval_ms), and at a clean stop. Recovery relies on
-the order: the checkpoint never promises more than is in the queues' files, the progress of deliveries and the snapshot.
+the order of the writes: the checkpoint never promises more than the queue files, the delivery progress and the snapshot
+contain.
 
-The service has a thread of its own, beside the log's flush thread: a store with thousands of queues needs a flush for
-each queue, and an append that waits for the log must not wait for the queues.
+The service has its own thread, separate from the log's flush thread. A store with thousands of queues needs one flush
+per queue, and an append that waits for the log must not wait for the queues.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ QUEUE_FLUSH_STOP_TIMEOUT_S: Final = 60.0
 
 
 class CheckpointService:
-    """Flushes the consume queues of one store and keeps its snapshot and checkpoint up to date. Thread-safe.
+    """Flushes the consume queues of one store and keeps the store's snapshot and checkpoint up to date. Thread-safe.
 
-    Its thread runs from the construction until `close`. After an OSError it closes the write gate and stops. On a full
-    disk it goes on; recovery then begins at the previous snapshot.
+    The service's thread runs from construction until `close`. After an OSError the thread closes the write gate and
+    stops. If the disk is full the thread continues; a recovery would then start at the previous snapshot.
     """
 
     def __init__(
@@ -54,36 +55,37 @@ class CheckpointService:
         stats: StoreStats,
         checkpoint: Checkpoint,
     ) -> None:
-        """Start the thread. `checkpoint` is the checkpoint that was found when the store was opened."""
+        """Start the thread. `checkpoint` is the checkpoint that was read when the store was opened."""
         self._parts, self._gate, self._appender, self._index, self._stats = parts, gate, appender, index, stats
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._settings = settings
-        # The checkpoint in the file.
+        # The checkpoint that the file holds now.
         self._checkpoint = checkpoint
-        # Held for a whole flush, so that flushes run one at a time.
+        # Held for a whole flush of the queues, so that flushes run one at a time.
         self._run_lock = threading.Lock()
-        # The log's end in the newest snapshot, and when it was taken (time.monotonic).
+        # The end of the log in the newest snapshot, and the time of that snapshot (time.monotonic).
         self._snapshot_end, self._snapshot_s = -1, -STORE_SNAPSHOT_INTERVAL_S
-        # When all queues were last flushed (time.monotonic).
+        # Time at which all queues were last flushed (time.monotonic).
         self._thorough_s = time.monotonic()
-        # True while the disk has no room for a snapshot.
+        # True while the disk has no space for a snapshot.
         self._is_out_of_room = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raymq-queue-flush", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Idempotent. Nothing is flushed: queues stay dirty until `flush_queues` is called."""
+        """Stop the thread. Idempotent. Flushes nothing: queues stay dirty until `flush_queues` is called."""
         self._stop.set()
         self._thread.join(QUEUE_FLUSH_STOP_TIMEOUT_S)
 
     def flush_queues(self, *, thorough: bool = True) -> None:
-        """Flush the queues' files, then record how far log and queues are on disk; take a snapshot if one is due.
+        """Flush the queue files, then record up to where log and queues are on disk; take a snapshot if one is due.
 
-        After a `thorough` flush every unit that was written before the call is on disk, whichever flush wrote it. A
-        flush that is not thorough becomes thorough when one is due. OSError: the disk failed; recovery uses what was
-        recorded before. NoRoomError: the disk is full; the queues are flushed.
+        After a `thorough` flush every unit that was written before the call is on disk, whichever flush wrote the unit.
+        A flush that is not thorough becomes thorough if a thorough flush is due. Raises OSError if the disk fails;
+        recovery then uses the previous checkpoint. Raises NoRoomError if the disk is full; the queues are flushed all
+        the same.
         """
         self._stats.take_sample(time.monotonic())
         self._stats.save_days(time.monotonic())
@@ -92,7 +94,7 @@ class CheckpointService:
             self._flush(thorough=thorough or time.monotonic() - self._thorough_s >= interval_s)
 
     def forget_snapshot(self) -> None:
-        """Take the next snapshot soon, because bytes changed that the last snapshot's checksum covers."""
+        """Take the next snapshot soon, because bytes have changed that the last snapshot's checksum covers."""
         with self._run_lock:
             self._snapshot_end = -1
 
@@ -112,13 +114,13 @@ class CheckpointService:
     def _flush(self, *, thorough: bool) -> None:
         parts = self._parts
         with parts.append_lock:
-            # Without this commit, units whose records are not committed yet would count as flushed.
+            # Without this commit, queue units would count as flushed although their records are not committed yet.
             parts.log.commit()
             end, last = parts.log.end_offset, self._appender.last_record_offset
             producers = parts.dedup.rows() if last >= 0 and self._snapshot_is_due(end) else None
             transactions = parts.halves.rows() if producers is not None else {}
             thorough = thorough or producers is not None
-            # A queue with fewer dirty pages waits for the next thorough flush.
+            # If a queue has fewer dirty pages, the next thorough flush writes them.
             least_pages = 0 if thorough else self._settings.flush_consume_queue_least_pages
             dirty: set[Path] = set().union(*(queue.take_dirty(least_pages) for queue in parts.queues))
             dispatched_ms = self._appender.last_store_timestamp_ms if not least_pages else 0
@@ -132,12 +134,13 @@ class CheckpointService:
             self._thorough_s = time.monotonic()
         with self._want_of_room():
             if deliveries is not None:
-                # Save before the checkpoint and the snapshot: recovery finds deliveries only in the log after them.
+                # Save the delivery progress before the checkpoint and the snapshot: recovery finds deliveries only in
+                # the part of the log after the checkpoint.
                 if not self._gate.wait_flushed(end):
                     return
                 parts.deliveries.save(deliveries, parts.config)
-            # Write before the checkpoint: if the checkpoint lets recovery start later, the snapshot must hold earlier
-            # sequences.
+            # Write the snapshot before the checkpoint: once the checkpoint lets recovery start later, only the snapshot
+            # holds the earlier sequences.
             if producers is not None and self._gate.wait_flushed(end):
                 try:
                     snapshot = take_snapshot(
@@ -151,7 +154,7 @@ class CheckpointService:
 
     @contextmanager
     def _want_of_room(self) -> Iterator[None]:
-        """Turn the error of a full disk into NoRoomError while small files are written."""
+        """Raise NoRoomError if the disk is full while small files are written."""
         try:
             yield
         except OSError as error:
@@ -161,9 +164,9 @@ class CheckpointService:
         self._is_out_of_room = False
 
     def _write_checkpoint(self, dispatched_ms: int) -> None:
-        """Write the checkpoint if it has moved.
+        """Write the checkpoint if it has changed.
 
-        `dispatched_ms`: the store time up to which all queues are on disk; 0 if not all were flushed.
+        `dispatched_ms`: the store time up to which all queues are on disk; 0 if some queues were not flushed.
         """
         known = self._checkpoint
         indexed_ms = 0 if self._index is None else self._index.flushed_timestamp_ms
@@ -178,7 +181,8 @@ class CheckpointService:
             self._checkpoint = checkpoint
 
     def _snapshot_is_due(self, end_offset: int) -> bool:
-        """True if the log has grown enough since the last snapshot, or has grown at all and the interval has passed."""
+        """True if the log has grown enough since the last snapshot, or has grown at all and the snapshot interval has
+        passed."""
         behind = end_offset - self._snapshot_end
         late = time.monotonic() - self._snapshot_s >= STORE_SNAPSHOT_INTERVAL_S
         return behind >= STORE_SNAPSHOT_INTERVAL_BYTES or (behind > 0 and (late or self._gate.closed))

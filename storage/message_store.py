@@ -1,7 +1,7 @@
-"""The message store: makes the parts of one store directory, and opens and closes them in order.
+"""The message store: creates the components of one store directory, and opens and closes them in order.
 
-The work of each part belongs in the part's own module. The order in which the parts open and close belongs here. The
-package's docstring describes the files on disk, and which of them survive a crash.
+The code of each component belongs in the component's own module. The order in which components open and close belongs
+in this module. The docstring of the package describes the files on disk, and which of them survive a crash.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ logger = logging.getLogger(__name__)
 
 
 def system_clock_ms() -> int:
-    """Return the wall clock, in ms since 1970."""
+    """Return the wall-clock time, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def _open_remedy(error: OSError) -> str:
-    """Return advice about an error that keeps a store directory from being opened."""
+    """Return advice for an error that prevents opening a store directory."""
     if error.errno in (errno.EIO, errno.EROFS):
         return "the disk fails: see the kernel's log (dmesg). The store opens by itself once the disk works"
     return (
@@ -67,13 +67,13 @@ def _open_remedy(error: OSError) -> str:
 
 
 class MessageStore:
-    """One open store directory. Thread-safe. Make one with `open`, end it with `close`.
+    """One open store directory. Thread-safe. Create a store with `open`, close it with `close`.
 
-    The store hands out its parts. Each part's docstring says which lock its methods take:
+    The attributes are the store's components. Each component's docstring says which lock its methods take:
 
     - `append`, `start_append`: store batches (AppendService).
-    - `gate`: admits writers; how much is durable, and the failure of the disk. `flags`: further reasons why the store
-      must not be read or written.
+    - `gate`: admits writers; knows how much is durable, and whether the disk has failed. `flags`: further reasons why
+      the store must not be read or written.
     - `fetch`, `fetches`, `polls`: read messages from queues, the ends of queues, waiting fetches.
     - `queries`: finds messages by key, id, physical offset and time. `queues`: bounds, times and sizes of queues.
       `topics`: names and deletion of topics.
@@ -94,7 +94,7 @@ class MessageStore:
         on_stored: Callable[[int], None] | None,
         resources: ExitStack,
     ) -> None:
-        """Do not call this: use `open`. `resources` releases what was opened, if opening fails or at `close`."""
+        """Do not call this: use `open`. `resources` releases what was opened, at `close` or if opening fails."""
         root = settings.store_path_root_dir
         host = encode_host(*store_host)
         admit_bodies_of(settings.max_message_size_bytes)
@@ -105,7 +105,7 @@ class MessageStore:
         resources.callback(DirectoryLock(root, settings.log_directories_elsewhere).release)
         self._make_private()
         self.stats = StoreStats(file=DayTotalsFile(root / DAY_TOTALS_FILE))
-        # This file exists while the store is open. If it exists now, the last process crashed.
+        # The abort file exists while the store is open. If it exists now, the last process crashed.
         self._abort = root / "abort"
         parts = self._parts = StoreParts.open(settings, resources, after_crash=self._abort.exists())
         self.log = parts.log
@@ -119,10 +119,10 @@ class MessageStore:
         self._appender = open_appender(parts, self._recovered, store_host=host, clock_ms=clock_ms)
         gate = self.gate = WriteGate(parts, self.flags, self.polls, on_stored)
         resources.callback(gate.close)
-        # A master that cannot read must not keep leading.
+        # A master that cannot read its log must not remain master.
         parts.reader.maps.on_failure = gate.fail
         hooks = self._open_paths(broker_name, host, clock_ms)
-        # None in a store without an index (message_index_enable).
+        # The index is None in a store without an index (message_index_enable).
         self._index = self._open_index(checkpoint.index_msg_timestamp) if settings.message_index_enable else None
         self._start_services(checkpoint, clock_ms, replicated=on_stored is not None)
         reports = StoreReports(
@@ -142,7 +142,7 @@ class MessageStore:
         self.status, self.statistics = reports.status, reports.statistics
 
     def _open_paths(self, broker_name: str, host: bytes, clock_ms: Callable[[], int]) -> StoreHooks:
-        """Make the parts that append and fetch, and the hooks that they call. Returns the hooks."""
+        """Create the components that append and fetch, and the hooks that they call. Returns the hooks."""
         gate = self.gate
         self.fetches = FetchService(
             self._parts.queues,
@@ -171,7 +171,7 @@ class MessageStore:
         return hooks
 
     def _start_services(self, checkpoint: Checkpoint, clock_ms: Callable[[], int], *, replicated: bool) -> None:
-        """Make the parts that depend on all others, and start their threads."""
+        """Create the components that depend on all others, and start their threads."""
         settings, parts, gate, resources = self._settings, self._parts, self.gate, self._resources
         self._queries = StoreQueries(
             parts.log,
@@ -225,7 +225,7 @@ class MessageStore:
         return index
 
     def _make_private(self) -> None:
-        """Remove other users' rights to read the files, which an older version granted."""
+        """Remove other users' permission to read the files, which an older version granted."""
         for directory in (self._root, *self._settings.log_directories_elsewhere):
             try:
                 disk.make_private(directory)
@@ -233,7 +233,7 @@ class MessageStore:
                 logger.warning("other users of this machine may be able to read the messages: %s", error)
 
     def _mark_index(self, error: OSError | None) -> None:
-        """Set the flag that the index cannot be written, or with None clear it."""
+        """Set the flag that the index cannot be written; clear the flag if `error` is None."""
         if error is None:
             self.flags.clear_flag(RunningFlag.INDEX_ERROR)
         else:
@@ -253,12 +253,14 @@ class MessageStore:
         clock_ms: Callable[[], int] = system_clock_ms,
         on_stored: Callable[[int], None] | None = None,
     ) -> MessageStore:
-        """Open the store directory of `settings`, making it if it does not exist, and recover it (spec/storage.md §5).
+        """Open the store directory of `settings`, create it if it does not exist, and recover it (spec/storage.md §5).
 
-        With `on_stored` the store is one of several replicas: `on_stored` is called with the end of all that is stored,
-        and consumers see messages up to the end that `show` was called with. `on_stored` must not block.
-        StoreLockedError: another process, named by its pid, has the store open. StoreCorruptError: the files do not
-        form a store; nothing was changed. StoreError: the directory cannot be written.
+        With `on_stored` the store is one of several replicas. The store calls `on_stored` with the physical offset up
+        to which the log is as durable as the settings promise. Consumers then see messages up to the last offset that
+        was passed to `show`. `on_stored` must not block.
+
+        Raises StoreLockedError if another process, named by its pid, has the store open. Raises StoreCorruptError if
+        the files do not form a store; nothing was changed. Raises StoreError if the directory cannot be written.
         """
         root = settings.store_path_root_dir
         try:
@@ -278,15 +280,15 @@ class MessageStore:
             raise StoreError(f"cannot open the store directory {root}: {error}; {_open_remedy(error)}") from error
 
     def follow_settings(self) -> None:
-        """Apply live settings (StoreSettings.change) to the parts that do not read them at each use."""
+        """Apply live settings (StoreSettings.change) to the components that do not read the settings at each
+        use."""
         self.polls.max_waiters = self._settings.fetch_waiters_max
         self._queries.limit(self._settings.max_msgs_num_batch, self._settings.query_wait_index_ms / 1000)
 
     @property
     def queries(self) -> StoreQueries:
-        """The queries by key, unique id, physical offset and time. ServiceNotAvailableError while the store must not be
-        read.
-        """
+        """Queries by key, unique id, physical offset and time. Raises ServiceNotAvailableError while the store must not
+        be read."""
         self.gate.require_readable()
         return self._queries
 
@@ -296,9 +298,9 @@ class MessageStore:
         return self._parts.config.read(name)
 
     def write_config(self, name: str, text: str) -> None:
-        """Replace the text of config file `name`; on return it is on disk (ConfigFiles.write).
+        """Replace the text of config file `name`; on return the new text is on disk (ConfigFiles.write).
 
-        StoreNotWritableError: the disk failed; the file holds the previous text, or the new one.
+        Raises StoreNotWritableError if the disk fails; the file then holds the previous text or the new text.
         """
         self.gate.require_open()
         try:
@@ -310,16 +312,18 @@ class MessageStore:
 
     @property
     def visible_offset(self) -> int:
-        """The end of the log that consumers see."""
+        """Physical offset up to which consumers see the log."""
         return self._parts.visibility.visible_offset
 
     def show(self, physical_offset: int) -> None:
-        """Let consumers see the stored messages before an offset; for a store that was opened with `on_stored`."""
+        """Make the stored messages before a physical offset visible to consumers; for a store opened with
+        `on_stored`."""
         self.gate.show(physical_offset)
         self.compaction.note_shown(physical_offset)
 
     def fence(self, reason: str) -> None:
-        """Take only a master's chunks until the flag FENCED is cleared. On return the running appends are written."""
+        """Refuse all writes except a master's chunks until the flag FENCED is cleared. On return the running appends
+        are written."""
         self._set_flag(RunningFlag.FENCED, reason)
         with self._parts.append_lock:
             pass
@@ -327,8 +331,8 @@ class MessageStore:
     def close(self) -> None:
         """Stop cleanly: flush, write the checkpoint, remove `abort`, release the lock. Idempotent.
 
-        Running appends end first; waiting fetches raise ServiceNotAvailableError. After a failure of the disk nothing
-        is flushed and `abort` stays, so that the next open recovers as after a crash.
+        Running appends finish first; waiting fetches raise ServiceNotAvailableError. After a failure of the disk
+        nothing is flushed and the `abort` file stays, so that the next open recovers as after a crash.
         """
         with self._close_lock:
             if self.gate.closed:

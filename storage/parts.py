@@ -1,7 +1,7 @@
-"""The parts of one open store: its files, and the tables in memory that go with them.
+"""The components of one open store: its files, and the tables in memory that are derived from the files.
 
-A part that several of the store's services need is made here, once, when the store is opened. Each service gets all
-parts, and uses those that it needs.
+This module creates each component that several services need, once, when the store is opened. Each service gets all
+components, and uses the ones that it needs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from storage.queue.queue_table import QueueTable
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The parts of one open store. Each part documents which threads may use it."""
+    """The components of one open store. Each component documents which threads may use it."""
 
-    # The settings the store was opened with.
+    # The settings that the store was opened with.
     settings: StoreSettings
-    # True if the store was not closed cleanly the last time it was open.
+    # True if the store was not closed cleanly when it was last open.
     after_crash: bool
     # Reads the log and the queues through maps.
     reader: LogReader
-    # Space that is kept for the broker's state.
+    # Disk space that is reserved for the broker's state, in case the disk is full.
     space: SpaceReserve
-    # The files in config/.
+    # The broker's files in config/.
     config: ConfigFiles
     # The commit log: all messages of the store, in the order in which they were stored.
     log: CommitLog
@@ -49,24 +49,24 @@ class StoreParts:
     queues: QueueTable
     # The messages that each producer has stored in each queue, to recognise messages that are sent twice.
     dedup: DedupTable
-    # How far the scheduler has delivered each queue of delayed messages.
+    # The delivery progress of each queue of delayed messages.
     deliveries: DeliveryProgress
-    # The messages of transactions without an outcome.
+    # The half messages: messages of transactions without an outcome.
     halves: HalfMessages
-    # The messages that are written, but that consumers do not see yet.
+    # The messages that are written, but not yet visible to consumers.
     visibility: Visibility
-    # The batches that the index has not put yet.
+    # The batches that are not yet in the index.
     appended: AppendedBatches
-    # The append lock. Under it log and queues agree, and no other thread changes them.
+    # The append lock. While a thread holds this lock, log and queues are consistent, and no other thread changes them.
     append_lock: threading.Lock
-    # The damage found in files beside the log.
+    # Damage found in files other than the log.
     damage: DamageNotes
 
     @classmethod
     def open(cls, settings: StoreSettings, resources: ExitStack, *, after_crash: bool) -> StoreParts:
-        """Open everything in the store's directory, ready to be recovered. `resources` closes everything again.
+        """Open all components of the store's directory, ready for recovery. `resources` closes them again.
 
-        StoreCorruptError when the files do not form a store. OSError when they cannot be read.
+        Raises StoreCorruptError if the files do not form a store, OSError if they cannot be read.
         """
         root = settings.store_path_root_dir
         reader = LogReader(

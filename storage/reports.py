@@ -1,4 +1,4 @@
-"""The reports of one open store: its state, and RocketMQ's counters."""
+"""Reports about one open store: its state, and RocketMQ's counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.stats import StoreStats
 
 
 class StoreReports:
-    """Makes the reports of one store. Thread-safe; takes no lock of the store."""
+    """Creates the reports about one store. Thread-safe; takes no lock of the store."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StoreReports:
         return StoreStatistics(runtime, self._stats.topics(), self._stats.latency_buckets())
 
     def status(self) -> StoreStatus:
-        """Return a snapshot of counts, offsets and health; also of a closed store."""
+        """Return a snapshot of counts, offsets and health. Works for a closed store, too."""
         parts, log, root = self._parts, self._parts.log, self._parts.settings.store_path_root_dir
         reason = self._gate.failure or self._flags.not_writable_reason
         if not reason and disk_free_bytes(root) < log.file_size:

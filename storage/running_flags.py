@@ -1,6 +1,6 @@
-"""The running flags of a store: a bit for each reason why it must not be read or written (spec/storage.md §9).
+"""The running flags of a store: one bit for each reason why the store must not be read or written (spec/storage.md §9).
 
-The numbers are RocketMQ's, but for DISK_CRITICAL. Flags are not on disk: a store that is opened again starts without
+The bit values are RocketMQ's, except DISK_CRITICAL. Flags are not on disk: a store that is opened again starts without
 flags, and sets them again if their reasons persist.
 """
 
@@ -32,28 +32,28 @@ A disk that is too full for messages, or for the index, still has room for offse
 consumers can continue.
 """
 AGAINST_REPLICATION = AGAINST_STATE & ~RunningFlag.FENCED | RunningFlag.DISK_CRITICAL | RunningFlag.INDEX_ERROR
-"""The flags that forbid a master's chunks of messages. A fenced store takes only chunks.
+"""The flags that forbid a master's chunks of messages. A fenced store accepts only chunks.
 
-A replica's disk may be fuller than its master's: then half of a full disk's free space is for chunks.
+A replica's disk may be fuller than its master's. So half of a full disk's free space is reserved for chunks.
 """
 AGAINST_REPLICATED_STATE = AGAINST_REPLICATION & ~RunningFlag.DISK_CRITICAL & ~RunningFlag.INDEX_ERROR
-"""The flags that forbid a master's chunks that hold only a broker's state."""
+"""The flags that forbid a master's chunks that contain only a broker's state."""
 
 
 class RunningFlags:
-    """The flags of one store, each with the reason why it is set. Thread-safe, without a lock for readers."""
+    """The running flags of one store, each with the reason why it is set. Thread-safe; readers take no lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Changed under the lock, which keeps `any_set` consistent.
+        # Reason of each set flag. Changed only under the lock, so that `any_set` stays consistent with it.
         self._reasons: dict[RunningFlag, str] = {}
         self.any_set = False
         """True if any flag is set."""
 
     def set_flag(self, flag: RunningFlag, reason: str) -> bool:
-        """Forbid reading or writing until `clear_flag`. Refused callers get the reason.
+        """Forbid reading or writing until `clear_flag`. Callers that are refused get the reason.
 
-        Returns True if the flag was not set before. If it was, its first reason stays.
+        Returns True if the flag was not set before. If it was already set, its first reason stays.
         """
         with self._lock:
             if flag in self._reasons:
@@ -63,7 +63,7 @@ class RunningFlags:
             return True
 
     def clear_flag(self, flag: RunningFlag) -> bool:
-        """Remove a flag with its reason. Returns True if it was set."""
+        """Clear a flag and its reason. Returns True if the flag was set."""
         with self._lock:
             was_set = self._reasons.pop(flag, None) is not None
             self.any_set = bool(self._reasons)
@@ -71,7 +71,7 @@ class RunningFlags:
 
     @property
     def bits(self) -> int:
-        """Return the flags as one number, with RocketMQ's bits."""
+        """The set flags as one number, with RocketMQ's bit values."""
         return sum(map(int, self._reasons.copy()))
 
     @property
@@ -81,9 +81,9 @@ class RunningFlags:
 
     @property
     def not_writable_reason(self) -> str:
-        """The reasons why no appends are taken; empty if appends are taken."""
+        """The reasons why the store refuses appends; empty if it accepts appends."""
         return self.reason_against(AGAINST_APPENDS)
 
     def reason_against(self, flags: RunningFlag) -> str:
-        """Return the joined reasons of those `flags` that are set; empty if none is set."""
+        """Return the joined reasons of all set flags that are in `flags`; empty if none of them is set."""
         return "; ".join([reason for flag, reason in self._reasons.copy().items() if flag & flags])

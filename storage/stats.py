@@ -1,12 +1,12 @@
-"""The counters of a store: puts and gets, how long they took, and their rates in the last seconds and minutes.
+"""The counters of a store: puts and gets, their durations, and their rates in the last seconds and minutes.
 
-All counters start when the store opens, except the totals of the days, which are in a file and continue after a
-restart. The names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and so are the totals of the days:
-``msgPutTotalTodayNow - msgPutTotalTodayMorning`` messages were put since midnight, ``msgPutTotalTodayMorning -
-msgPutTotalYesterdayMorning`` on the day before.
+All counters start when the store opens, except the daily totals, which are in a file and continue after a restart. The
+names in `runtime` are RocketMQ's (spec/storage.md §12, Store stats), and so are the daily totals: ``msgPutTotalTodayNow
+- msgPutTotalTodayMorning`` messages were put since midnight, ``msgPutTotalTodayMorning - msgPutTotalYesterdayMorning``
+on the day before.
 
 Gets are messages that fetches found, and messages that clients on the store's node read in the mapped files
-(`count_reads`): clients report these with their next request.
+(`count_reads`): clients report these messages with their next request.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from storage.files import disk
 
 SAMPLES_KEPT: Final = 600
 DAY_TOTALS_FILE: Final = "dayTotals.json"
-"""The name of the file with the totals of the days, in the store's directory."""
+"""Name of the file with the daily totals, in the store's directory."""
 DAY_TOTALS_INTERVAL_S: Final = 10.0
-"""How often the totals of the days are written to their file; a crash loses at most that much."""
+"""Interval in seconds at which the daily totals are written to their file. A crash loses at most the counts of one
+interval."""
 PUTS_NOTED_MAX: Final = 1000
-"""The most puts that are collected before they are counted."""
+"""Maximum number of puts that are collected before they are counted together."""
 TPS_PERIODS_S: Final = (10, 60, 600)
 LATENCY_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
-"""The upper bounds of RocketMQ's buckets, in ms; a 13th bucket takes longer times."""
+"""Upper bounds in ms of RocketMQ's latency buckets. A 13th bucket holds all longer times."""
 _FINE_BOUNDS_MS: Final = tuple(0.01 * 1.2**step for step in range(90))
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ K = TypeVar("K")
 
 
 class PutKind(Enum):
-    """How messages came into the store: sent, delivered after a delay, committed, or copied from another replica."""
+    """The way in which messages got into the store: sent, delivered after a delay, committed, or copied from another
+    replica."""
 
     NORMAL = "normal"
     DELAY = "delay"
@@ -70,7 +72,8 @@ class _DayTotals(NamedTuple):
 
 
 class _Days(NamedTuple):
-    """The totals of messages put and fetched, up to now, on a day, and up to its morning and the morning before."""
+    """Total numbers of messages put and fetched, at three times: now, at midnight of `day`, and at the midnight
+    before."""
 
     day: date
     now: _DayTotals
@@ -79,7 +82,7 @@ class _Days(NamedTuple):
 
 
 class DayTotalsFile:
-    """The file with the totals of the days.
+    """The file with the daily totals of messages put and fetched.
 
     The totals are statistics: if the file is damaged, or cannot be written, only the totals are lost.
 
@@ -90,7 +93,7 @@ class DayTotalsFile:
         self._path = path
 
     def read(self) -> _Days | None:
-        """Read the totals. None if the file does not exist or, with a warning, if it is damaged."""
+        """Read the daily totals. Returns None if the file does not exist or, with a warning, if it is damaged."""
         try:
             values = json.loads(self._path.read_bytes())
             if values["crc"] != _crc(values["day"], values["totals"]):
@@ -104,7 +107,7 @@ class DayTotalsFile:
             return None
 
     def write(self, days: _Days) -> None:
-        """Replace the totals in the file. A failure is logged."""
+        """Replace the daily totals in the file. If this fails, a warning is logged."""
         day, totals = days.day.isoformat(), [list(one) for one in days[1:]]
         text = json.dumps({"day": day, "totals": totals, "crc": _crc(day, totals)})
         try:
@@ -118,56 +121,54 @@ def _crc(day: str, totals: list[list[int]]) -> int:
 
 
 class StoreStats:
-    """The counters of one store. Thread-safe; a call to count costs less than a microsecond."""
+    """The counters of one store. Thread-safe; counting takes less than a microsecond per call."""
 
     def __init__(self, today: Callable[[], date] = date.today, file: DayTotalsFile | None = None) -> None:
-        """`today` returns the day by the local calendar, which changes at midnight. `file` stores the totals of the
-        days.
-        """
+        """`today` returns the current day of the local calendar. `file` stores the daily totals."""
         self.put_latency = Histogram("raymq_put_latency_milliseconds")
         self.send_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.get_latency = Histogram("raymq_rpc_latency_milliseconds")
         self.delays = Histogram("raymq_delay_message_latency_seconds")
         self._lock = threading.Lock()
         self._booted_ms = time.time_ns() // 1_000_000
-        # The puts that are not counted yet: topic, messages, bytes, and seconds. Appends need no lock.
+        # Puts that are not counted yet: topic, messages, bytes, seconds and kind. Appending to the deque needs no lock.
         self._puts: deque[tuple[str, int, int, float | None, PutKind]] = deque()
-        # By topic: messages and bytes put.
+        # Messages and bytes put, by topic.
         self._topics: dict[str, list[int]] = {}
-        # The messages and bytes put to topics that were deleted.
+        # Messages and bytes that were put to topics deleted since.
         self._forgotten = [0, 0]
-        # By topic and kind: messages and bytes that were not copied from another replica.
+        # Messages and bytes put, by topic and kind, without copies from other replicas.
         self._received: dict[tuple[str, PutKind], list[int]] = {}
-        # By kind, the mean size of each batch's records.
+        # Mean record size of each batch, as a histogram for each kind of put.
         self._sizes: dict[PutKind, Histogram] = {}
-        # Appends by duration: in RocketMQ's buckets, and in finer buckets for the percentiles.
+        # Numbers of appends by duration: in RocketMQ's buckets, and in finer buckets for the percentiles.
         self._buckets = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._fine = [0] * (len(_FINE_BOUNDS_MS) + 1)
-        # Failed appends; queues of fetches with and without messages; fetched messages.
+        # Numbers of failed appends, of fetched queues with and without messages, and of fetched messages.
         self._puts_failed = self._gets_found = self._gets_missed = self._transferred = 0
-        # The slowest append, and the slowest fetch.
+        # Durations of the slowest append and of the slowest fetch.
         self._put_max_ms = self._get_max_ms = 0.0
         self._today = today
         self._day = today()
-        # Messages put and fetched before yesterday's midnight, and before today's.
+        # Messages put and fetched before yesterday began, and before today began.
         self._yesterday_morning = self._today_morning = _DayTotals(0, 0)
-        # Messages put and fetched before the store was opened.
+        # Total messages put and fetched before the store was opened.
         self._before = _DayTotals(0, 0)
         self._file = file
         self._saved: _Days | None = None
         self._saved_s = time.monotonic()
         self._go_on()
-        # Earlier values of the counters, one sample each second, oldest first.
+        # Earlier values of the counters: one sample per second, oldest first.
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT + 1)
         self.take_sample(time.monotonic())
 
     def count_puts(
         self, batches: Iterable[tuple[str, int, int]], took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of batches, each (topic, messages, bytes), that took `took_s`, including the wait for the
-        disk.
+        """Count an append of batches, each (topic, messages, bytes), that took `took_s` seconds, including the wait for
+        the disk.
 
-        `took_s` is None for a chunk from another replica: only its messages and bytes are counted.
+        `took_s` is None for a chunk from another replica: only the chunk's messages and bytes are counted.
         """
         for topic, messages, size in batches:
             self.count_put(topic, messages, size, None, kind)
@@ -177,16 +178,15 @@ class StoreStats:
     def count_put(
         self, topic: str, messages: int, size: int, took_s: float | None, kind: PutKind = PutKind.NORMAL
     ) -> None:
-        """Count an append of one batch, as `count_puts` does. The put is collected here, and counted together with
-        others.
-        """
+        """Count an append of one batch, as `count_puts` does. The put is only collected, and counted later together
+        with other puts."""
         self._puts.append((topic, messages, size, took_s, kind))
         if len(self._puts) >= PUTS_NOTED_MAX:
             with self._lock:
                 self._count_noted()
 
     def _count_noted(self) -> None:
-        """Count the puts that `count_put` collected. Called with the lock."""
+        """Count the puts that `count_put` has collected. The caller holds the lock."""
         noted = [self._puts.popleft() for _ in range(len(self._puts))]
         for topic, messages, size, _, kind in noted:
             if messages:
@@ -215,7 +215,7 @@ class StoreStats:
             self._sizes[kind].add_many(means, times)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop the counters of a deleted topic. The store's totals keep its messages and bytes."""
+        """Drop the counters of a deleted topic. The store's totals keep the topic's messages and bytes."""
         with self._lock:
             self._count_noted()
             for index, count in enumerate(self._topics.pop(topic, (0, 0))):
@@ -230,14 +230,14 @@ class StoreStats:
             return {key: TopicPuts(*counts) for key, counts in self._received.items()}
 
     def sizes(self) -> dict[PutKind, HistogramFigures]:
-        """Return the mean sizes of the records of batches, by kind, without copies from other replicas."""
+        """Return histograms of the batches' mean record sizes, by kind, without copies from other replicas."""
         with self._lock:
             self._count_noted()
             return {kind: one.figures() for kind, one in self._sizes.items()}
 
     @property
     def puts_failed(self) -> int:
-        """The number of appends that failed, or whose outcome is unknown."""
+        """Number of appends that failed, or whose outcome is unknown."""
         return self._puts_failed
 
     def count_failed_put(self) -> None:
@@ -246,7 +246,8 @@ class StoreStats:
             self._puts_failed += 1
 
     def count_gets(self, found: int, missed: int, messages: int, took_s: float) -> None:
-        """Count a fetch of several queues: `found` of them had messages, `messages` in all, and `missed` had none."""
+        """Count a fetch of several queues: `found` queues had messages, `messages` in total, and `missed` queues had
+        none."""
         self.get_latency.add(took_s * 1000)
         with self._lock:
             self._gets_found += found
@@ -255,13 +256,14 @@ class StoreStats:
             self._get_max_ms = max(self._get_max_ms, took_s * 1000)
 
     def count_reads(self, found: int, messages: int) -> None:
-        """Count reads of `found` queues in the mapped files by clients on this node, with `messages` in all."""
+        """Count reads of `found` queues in the mapped files by clients on this node, with `messages` in total."""
         with self._lock:
             self._gets_found += found
             self._transferred += messages
 
     def take_sample(self, now_s: float) -> None:
-        """Keep the current counters as a sample for the rates, at most once a second. `now_s` is `time.monotonic`'s."""
+        """Keep the current counters as a sample for the rates, at most once a second. `now_s` is the current
+        `time.monotonic()`."""
         with self._lock:
             self._count_noted()
             if not self._samples or now_s - self._samples[-1].at_s >= 1.0:
@@ -270,7 +272,7 @@ class StoreStats:
                 self._begin_day(self._today(), self._totals(now))
 
     def _go_on(self) -> None:
-        """Continue from the totals in the file."""
+        """Load the daily totals from the file, to continue counting from them."""
         self._saved = saved = None if self._file is None else self._file.read()
         if saved is None:
             return
@@ -279,9 +281,10 @@ class StoreStats:
         self._begin_day(today, saved.now)
 
     def save_days(self, now_s: float, *, last: bool = False) -> None:
-        """Write the totals of the days to their file, if they have changed.
+        """Write the daily totals to their file, if they have changed.
 
-        Writes every DAY_TOTALS_INTERVAL_S, and at the end (`last`). `now_s` is `time.monotonic`'s.
+        Writes every DAY_TOTALS_INTERVAL_S, and when the store closes (`last`). `now_s` is the current
+        `time.monotonic()`.
         """
         if self._file is None or (not last and now_s - self._saved_s < DAY_TOTALS_INTERVAL_S):
             return
@@ -299,7 +302,8 @@ class StoreStats:
         return _DayTotals(self._before.puts + now.puts, self._before.gets + now.transferred)
 
     def _begin_day(self, today: date, totals: _DayTotals) -> None:
-        """Keep the totals at the beginning of each day. After days without a sample, yesterday's totals are today's."""
+        """Store `totals` as the totals at the beginning of a new day. If a whole day had no sample, the totals of
+        yesterday's beginning are set to today's."""
         if today == self._day:
             return
         follows = (today - self._day).days == 1
@@ -307,19 +311,21 @@ class StoreStats:
         self._today_morning, self._day = totals, today
 
     def topics(self) -> dict[str, TopicPuts]:
-        """Return messages and bytes put, by topic."""
+        """Return messages and bytes put, by topic, including copies from other replicas."""
         with self._lock:
             self._count_noted()
             return {topic: TopicPuts(*counts) for topic, counts in self._topics.items()}
 
     def latency_buckets(self) -> tuple[int, ...]:
-        """Return the number of appends that took up to 0, 10, 50 … 10,000 ms, and more."""
+        """Return the numbers of appends that took up to 0, 10, 50 … 10,000 ms, and the number of appends that took
+        longer."""
         with self._lock:
             self._count_noted()
             return tuple(self._buckets)
 
     def runtime(self, now_s: float, now_ms: int) -> dict[str, str]:
-        """Return RocketMQ's runtime keys that come from counters; rates are over the last 10, 60 and 600 seconds."""
+        """Return RocketMQ's runtime keys that are computed from counters. Rates cover the last 10, 60 and 600
+        seconds."""
         with self._lock:
             self._count_noted()
             now = self._counters(now_s)
@@ -359,7 +365,7 @@ class StoreStats:
     def _rates(self, now: _Sample, name: str) -> list[float]:
         rates = []
         for period_s in TPS_PERIODS_S:
-            # Use the newest sample that is at least `period_s` old; while the store is younger, the oldest sample.
+            # Use the newest sample that is at least `period_s` old. If the store is younger, use the oldest sample.
             before = next((s for s in reversed(self._samples) if now.at_s - s.at_s >= period_s), self._samples[0])
             passed_s = now.at_s - before.at_s
             rates.append(max(getattr(now, name) - getattr(before, name), 0) / passed_s if passed_s > 0 else 0.0)
@@ -383,7 +389,7 @@ def _add(totals: dict[K, list[int]], key: K, messages: int, size: int) -> None:
 
 
 def _count_in(counts: list[int], indices: NDArray[np.int64]) -> None:
-    """Add to the count at each index the number of times that the index occurs."""
+    """Increase each count by the number of times that its index occurs in `indices`."""
     for index, more in zip(*np.unique(indices, return_counts=True), strict=True):
         counts[index] += int(more)
 

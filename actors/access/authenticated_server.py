@@ -1,17 +1,18 @@
-"""The access control of a server's process, if access is on: every call and every lane passes it.
+"""The access control of a server process. If access is on, every actor call and every lane (direct socket connection)
+passes it.
 
-A stand-in (actors.actor_class) calls `start_authentication` before it makes the real server. From then on the process
-acts as raymq's internal user in its own calls. Its lanes require users, and the authorizer checks each frame
-(`lane_users`, `lane_guard`). A method can only be called by its signed twin: first the signature is checked, then the
-arguments are unpickled, then the authorizer decides (actors.core.access.authorizer). A returned list is cut to what the
-user may see (actors.core.access.shown).
+A stand-in class (actors.actor_class) calls `start_authentication` before it makes the real server. From then on the
+process acts as raymq's internal user in its own calls. Its lanes require users, and the authorizer checks each frame
+(`lane_users`, `lane_guard`). A method can only be called through its signed variant. The signed variant first checks
+the signature and then unpickles the arguments. Then the authorizer decides (actors.core.access.authorizer). A returned
+list is cut to what the user may see (actors.core.access.shown).
 
-This keeps users of raymq away from each other's topics. It does not protect against clients that may submit any work to
-Ray: Ray itself unpickles what comes with an actor call, and the holder of Ray's token may run code.
+This access control keeps raymq users away from each other's topics. It does not protect against clients that may submit
+any work to Ray: Ray itself unpickles the arguments of an actor call, and the holder of Ray's token may run code.
 
-The servers that this server starts get the same access by `access_for`. The first broker group keeps changes of users
-and policies in its log. Every authenticated server asks this group for changes at intervals. Nothing else survives the
-process. If access is off, none of this exists.
+The servers that this server starts get the same access from `access_for`. The first broker group stores changes of
+users and policies in its log. Every authenticated server polls this group for changes. Nothing else survives the
+process. If access is off, none of these objects exist.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from raymq.remoting.lane.calls import Guard
 from raymq.remoting.lane.connection import LaneRequest, Users
 
 USERS_INTERVAL_S: Final = 2.0
-"""The interval at which each server asks the broker for changes of users and policies."""
+"""Interval, in seconds, at which each server polls the broker for changes of users and policies."""
 USERS_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """The access that a server is started with. It is pickled with the server's arguments, and never displayed.
+    """The access settings that a server is started with. They are pickled with the server's arguments, and never
+    displayed.
 
-    `server`: the actor's name. `internal`: the user with which raymq's own actors sign. `state`: the initial users and
-    policies. `home`: the broker group that keeps changes of them; empty if nothing changes. `owner`: the super user of
-    the settings, whose secret and rights always come from the settings.
+    `server`: the actor's name. `internal`: the user whose name raymq's own actors sign calls with. `state`: the initial
+    users and policies. `home`: the broker group that stores changes of users and policies; empty if they never change.
+    `owner`: the super user of the settings, whose secret and rights always come from the settings.
     """
 
     server: str
@@ -67,9 +69,9 @@ class ServerAccess:
 
 
 class AuthenticatedServer:
-    """The access control of one server, of the class `server_class`. Thread-safe.
+    """The access control of one server of the class `server_class`. Thread-safe.
 
-    `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
+    `clock` returns ms and never goes back. `life`: the id of this process incarnation; None generates an id.
     """
 
     def __init__(
@@ -83,17 +85,17 @@ class AuthenticatedServer:
         self.authorizer = Authorizer(access.server, access.internal, rules_of(server_class), access.state, life)
 
     def know(self, state: AuthState) -> None:
-        """Use these users and policies from now on, if they are newer than the current ones."""
+        """Replace the current users and policies with `state`, if `state` is newer."""
         self.authorizer.know(self.with_owner(state))
 
     def with_owner(self, state: AuthState) -> AuthState:
-        """Return these users and policies, with the super user as defined in the settings."""
+        """Return `state` with the super user replaced by the super user of the settings."""
         return state.with_owner(self.access.state.users.get(self.access.owner))
 
     def follow(self, ask: Callable[[int], AuthState | None], stopping: threading.Event) -> None:
-        """Ask for newer users and policies at intervals, until `stopping` is set.
+        """Poll for newer users and policies at intervals, until `stopping` is set.
 
-        A failure is logged once until it is over; until then the current users and policies apply.
+        The first of several failures in a row is logged. During failures the current users and policies apply.
         """
         failed = False
         while not stopping.is_set():
@@ -102,43 +104,44 @@ class AuthenticatedServer:
                 if state is not None:
                     self.know(state)
                 failed = False
-            except Exception as error:  # without this thread a deleted user would keep access
+            except Exception as error:  # if this thread ended, a deleted user would keep access
                 if not failed:
                     logger.info("%s cannot ask for changes of users, and retries: %s", self._server, error)
                 failed = True
             stopping.wait(USERS_INTERVAL_S)
 
     def is_owners_secret(self, secret: str) -> bool:
-        """True for the secret of the super user of the settings. Takes about 30 ms for any secret."""
+        """True if `secret` is the secret of the super user in the settings. Takes about 30 ms for any secret."""
         owner = self.access.state.users.get(self.access.owner)
         if owner is None or len(secret) < SECRET_MIN_CHARACTERS:
             return False
         return hmac.compare_digest(owner.key, derive_key(owner.name, secret))
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. Raises AuthenticationError."""
+        """Reject an unsigned call: always raises AuthenticationError."""
         raise AuthenticationError(
             f"{method} of {self._server} needs a user: give raymq.connect credentials, or set RAYMQ_USER and "
             "RAYMQ_SECRET"
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Execute a signed call of `method`, called `name`, and return the part of the result that its user may see.
+        """Execute a signed call of `method`, called `name`, and return the part of the result that the calling user may
+        see.
 
-        AuthenticationError: the call is not signed by the user it names, or was executed before. SignedTooEarlyError:
-        the call must be signed again for this process. AccessDeniedError and QuotaExceededError as in
-        `Authorizer.admit`; the method was then not called.
+        Raises AuthenticationError if the named user did not sign the call, or if the call was executed before. Raises
+        SignedTooEarlyError if the client must sign the call again for this process. Raises AccessDeniedError and
+        QuotaExceededError as `Authorizer.admit` does; `method` was not called then.
         """
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
             self.refuse_unsigned(name)
         try:
             user = self.authorizer.user_of(signature, name, payload, self._clock())
         except SignedTooEarlyError:
-            raise  # raised by each client's first call of this process
+            raise  # expected: each client's first call of this process raises this error
         except AuthenticationError as error:
             logger.warning("a call of %s.%s is refused: %s", self._server, name, error)
             raise
-        args, kwargs = pickle.loads(payload)  # only now: nothing of a call is trusted before its signature is checked
+        args, kwargs = pickle.loads(payload)  # only after the signature check: an unchecked payload is not trusted
         if user == self.access.internal.user:
             return method(*args, **kwargs)
         self.authorizer.admit(user, "", name, _in_order(method, args, kwargs), time.monotonic() * 1000)
@@ -149,15 +152,16 @@ class AuthenticatedServer:
         return cut(self._class, name, answer, self._visible_to(user))
 
     def guard(self, request: LaneRequest, method: str, arguments: Sequence[Any]) -> None:
-        """Raise unless a frame's user may call a method with these arguments (raymq.remoting.lane.calls.Guard)."""
+        """Raise an error unless the user who sent a frame may call `method` with these arguments
+        (raymq.remoting.lane.calls.Guard)."""
         self.authorizer.admit(request.user, request.address, method, arguments, time.monotonic() * 1000)
 
     def portion(self, user: str) -> ReadLimit | None:
-        """Return the most that a request of a user may read (actors.core.access.meter.Consumption)."""
+        """Return the limit of what one request of a user may read (actors.core.access.meter.Consumption)."""
         return self.authorizer.meter.portion(user)
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Record that a user gets messages (actors.core.access.meter.Consumption)."""
+        """Count the messages that a user receives (actors.core.access.meter.Consumption)."""
         self.authorizer.meter.consumed(user, size_bytes, messages, time.monotonic() * 1000)
 
     def _visible_to(self, user: str) -> VisibleNames:
@@ -170,20 +174,22 @@ class AuthenticatedServer:
 
 
 def _in_order(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the arguments of a call in the method's order, with defaults. TypeError as the call itself raises it."""
+    """Return the arguments of a call in the order of the method's parameters, defaults included. Raises TypeError if
+    the arguments do not fit the signature."""
     bound = inspect.signature(method).bind(*args, **kwargs)
     bound.apply_defaults()
     return list(bound.arguments.values())
 
 
 _protected: Final[list[AuthenticatedServer]] = []
-"""The authenticated server of this process, at most one: each actor has a process of its own."""
+"""The authenticated server of this process. The list has at most one entry, because each actor has its own
+process."""
 
 
 def start_authentication(access: ServerAccess, server_class: str) -> AuthenticatedServer:
     """Authenticate all calls of this process's server, and let the process act as the internal user.
 
-    ClientStateError: the process acts as another user already.
+    Raises ClientStateError if the process already acts as another user.
     """
     identity.take(access.internal)
     server = AuthenticatedServer(access, server_class)
@@ -201,31 +207,37 @@ def authenticated_server() -> AuthenticatedServer | None:
 
 
 def lane_users() -> Users | None:
-    """Return the `users` of this process's lanes; None if access is off."""
+    """Return the `users` argument for this process's lanes (direct socket connections): the users that may connect.
+    None if access is off."""
     return _protected[0].authorizer.key_of if _protected else None
 
 
 def lane_meter() -> Consumption | None:
-    """Return the meter of what this process's lanes return; None if access is off."""
+    """Return the meter that counts what this process's lanes (direct socket connections) return; None if access
+    is off."""
     return _protected[0] if _protected else None
 
 
 def lane_guard() -> Guard | None:
-    """Return the `guard` of this process's lanes; None if access is off."""
+    """Return the `guard` argument for this process's lanes (direct socket connections), which authorizes each call.
+    None if access is off."""
     return _protected[0].guard if _protected else None
 
 
 _handed_on: Final[list[ServerAccess]] = []
-"""The access that a process without such a server, for example the launcher, gives to the servers that it starts."""
+"""The access settings that a process without an authenticated server (for example the launcher) gives to servers it
+starts."""
 
 
 def hand_on(access: ServerAccess) -> None:
-    """Start servers with this access from now on, in a process without an authenticated server."""
+    """Give `access` to all servers that this process starts from now on. For a process without an authenticated
+    server."""
     _handed_on[:] = [access]
 
 
-def access_for(server: str) -> dict[str, Any]:  # Any: keyword arguments
-    """Return the keyword argument with the access for a server that this process starts; empty if access is off."""
+def access_for(server: str) -> dict[str, Any]:  # Any: the values are keyword arguments of different types
+    """Return the keyword argument that gives access settings to a server started by this process; an empty dict if
+    access is off."""
     if _protected:
         return {"access": replace(_protected[0].access, server=server, state=_protected[0].authorizer.state)}
     return {"access": replace(_handed_on[0], server=server)} if _handed_on else {}

@@ -1,17 +1,18 @@
 """Broker: the control plane of one broker group.
 
-It keeps topics, consumer groups and committed offsets (actors.core.broker.state), registers with every NameServer, and
-starts what consumers need in the cluster (Rebalance and Pull actors). Messages do not pass through it, except for
-`send` and `pull`: plain methods at the price of a second hop, so that any Ray program can produce and consume with
+The broker stores topics, consumer groups and committed offsets (actors.core.broker.state), registers with every
+NameServer, and starts the Rebalance and Pull actors that consumers need. Messages do not pass through the broker,
+except for `send` and `pull`. These plain methods cost a second hop, but let any Ray program produce and consume with
 nothing but `ray.get_actor("broker-a", namespace="raymq")`.
 
-Remote methods belong here, those about consumer groups in actors.broker.group_methods, and those about simple consumers
-in actors.broker.pop; decisions belong in actors.core.broker.
+This module has the remote methods, except those for consumer groups (actors.broker.group_methods) and for simple
+consumers (actors.broker.pop). Decisions belong in actors.core.broker.
 
-What survives its death: all of the state, because each change is a record in the group's own log before it is answered.
-A new instance reads the snapshot in `config/` and the later records. Safe to repeat: everything except `send`.
+All of the state survives a crash of the broker, because the broker stores each change as a record in the group's own
+log before it answers. A new instance reads the snapshot in `config/` and the later records. Every call except `send` is
+safe to repeat.
 
-May wait for: its own Storage, NameServers. Never for another Broker, Rebalance or Pull.
+The broker may wait for its own Storage and for NameServers, never for another Broker, a Rebalance or a Pull actor.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ logger = logging.getLogger(__name__)
 
 
 class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, QuestionMethods):
-    """The actor around one broker group's state and its client registry.
+    """The actor that serves one broker group's state and its client registry.
 
-    Its threads find the group's master, read the master's state, keep the broker registered, and do the housekeeping.
+    Its threads find the group's master, read the master's state, keep the broker registered, and run the housekeeping.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -116,7 +117,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         SettingsMethods.__init__(self, settings, store, self._storages)
         QuestionMethods.__init__(self, lambda: self._lane.loop)
         self._read_from = store.present()
-        """The store from which the current state was read, and the epoch in which the store then led."""
+        """The storage actor from which the current state was read, and the epoch in which it was the master."""
         self._another_leads = threading.Event()
         self._life = next_life(settings.broker_name)
         self._nodes: dict[int, str] = {}
@@ -167,7 +168,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     def _state(self) -> BrokerState:
         return self._log.ready()
 
-    # Topics
+    # Methods for topics
 
     def create_topic(
         self,
@@ -179,18 +180,20 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     ) -> None:
         """Create a topic in this broker group, with the given numbers of queues.
 
-        `layout`: the topic's queues in all broker groups (raymq.common.protocol.route). `attributes`: RocketMQ's
-        (raymq.common.protocol.attributes). Repeating it changes nothing; TopicExistsError if the topic exists with
-        other numbers or attributes. IllegalNameError, InvalidArgumentError.
+        `layout`: the topic's queues in all broker groups (raymq.common.protocol.route). `attributes`: RocketMQ's topic
+        attributes (raymq.common.protocol.attributes). Repeating the call changes nothing. Raises TopicExistsError if
+        the topic exists with other numbers or attributes, IllegalNameError if the name is invalid, and
+        InvalidArgumentError if another argument is invalid.
         """
         with self._monitor.creations.measure(TOPIC_CREATION):
             self._change(lambda state: state.decide_topic(topic, read_queue_nums, write_queue_nums, layout, attributes))
 
     def create_topics(self, topics: Sequence[NewTopic]) -> bool:
-        """Create several topics: all, or none if one raises. Repeating it changes nothing.
+        """Create several topics atomically: all of them, or none if an error is raised. Repeating the call changes
+        nothing.
 
-        Returns True if every NameServer has them on return; otherwise they get the topics soon. Raises as
-        `create_topic`.
+        Returns True if every NameServer has the topics on return; otherwise the NameServers get the topics soon. Raises
+        the errors of `create_topic`.
         """
         with self._monitor.creations.measure(TOPIC_CREATION):
             return self._change(lambda state: state.decide_topics(topics))
@@ -204,21 +207,22 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Change the given attributes of a topic.
+        """Change a topic's configuration; arguments that are not given stay unchanged.
 
-        These can be: more queues (never fewer), the permission, the queues of an order topic
-        (raymq.common.protocol.route), more queues in other groups (`layout`), or attributes, of which an empty one is
-        removed.
+        `queue_nums` may only grow. `perm` is the permission. `order_config` sets the queues of an order topic
+        (raymq.common.protocol.route). `layout` adds queues in other broker groups. An empty value in `attributes`
+        removes the attribute.
 
-        TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        Raises TopicNotExistError if the topic does not exist, IllegalNameError for a system topic, NoPermissionError if
+        `perm` is not a valid permission, and InvalidArgumentError if another value is invalid.
         """
         self._change(lambda state: state.decide_topic_update(topic, queue_nums, perm, order_config, layout, attributes))
 
     def auto_create_topic(self, topic: str, default_topic_queue_nums: int, layout: str = "") -> None:
         """Create a topic because a message is sent to it (spec/messaging.md §2.5). If the topic exists, only its layout
-        grows.
+        is extended.
 
-        TopicNotExistError: auto_create_topic_enable is off. IllegalNameError.
+        Raises TopicNotExistError if auto_create_topic_enable is off, and IllegalNameError if the name is invalid.
         """
         options = self._settings.options
         if not options.auto_create_topic_enable:
@@ -228,14 +232,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._change(lambda state: state.decide_auto_topic(topic, default_topic_queue_nums, most, layout))
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic, its queues and the offsets committed in it; TopicNotExistError.
+        """Remove a topic, its queues and the offsets committed in it. Raises TopicNotExistError if the topic does not
+        exist.
 
-        On return the store refuses messages for it, until it is created again.
+        After the return, the store rejects messages for the topic until the topic is created again.
         """
         try:
             self._change(lambda state: state.decide_topic_delete(topic))
         except TopicNotExistError:
-            # This broker may have crashed between the two steps of an earlier attempt.
+            # Delete in the store even if this broker does not have the topic: the broker may have crashed between the
+            # two steps of an earlier deletion.
             self._store.control("delete_topic", topic)
             raise
         self._store.control("delete_topic", topic)
@@ -243,16 +249,18 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._monitor.forget(topic=topic)
 
     def topic_config(self, topic: str) -> TopicConfig:
-        """Return a topic's configuration in this broker group; TopicNotExistError."""
+        """Return a topic's configuration in this broker group. Raises TopicNotExistError if the topic does not
+        exist."""
         return self._log.ready().require_topic(topic)
 
     def start_rebalance(self) -> list[str]:
-        """Make sure that the Rebalance actors run, and return their names."""
+        """Start the Rebalance actors that do not run yet, and return the names of all Rebalance actors."""
         settings = self._settings
         return start_rebalance(settings.rebalance_servers, settings.nameservers, settings.metrics)
 
     def start_pull(self, node_id: str) -> str:
-        """Make sure that the Pull actor of a Ray node runs, on that node if possible, and return its name."""
+        """Start the Pull actor of a Ray node if it does not run yet, on that node if possible, and return the actor's
+        name."""
         name = str(PullName(node_id))
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
         PullActor.options(name=name, get_if_exists=True, scheduling_strategy=strategy).remote(
@@ -260,7 +268,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         )
         return name
 
-    # Messages, in two hops
+    # Messages that pass through the broker (two hops)
 
     def send(
         self,
@@ -275,13 +283,14 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         deliver_at_ms: int | None = None,
         wait_store_msg_ok: bool = True,
     ) -> dict[str, Any]:
-        """Store one message in a queue of this group. Not safe to repeat: each call is a new message.
+        """Store one message in a queue of this broker group. Not safe to repeat: each call stores a new message.
 
-        A sharding key chooses among this group's queues only. A producer counts the queues of all groups, and may send
-        the key to another queue. The answer and the errors can be read without raymq (actors.broker.plain_answers): a
-        dict with status, message_id, offset_message_id, topic, broker_name, queue_id and queue_offset; ValueError for a
-        message that breaks a rule, RuntimeError named TopicNotExistError (unless auto_create_topic_enable is on),
-        NoPermissionError…
+        A sharding key selects one of this group's queues. A producer selects among the queues of all groups, and may
+        send the same key to another queue. The caller can read the answer and the errors without raymq
+        (actors.broker.plain_answers). The answer is a dict with status, message_id, offset_message_id, topic,
+        broker_name, queue_id and queue_offset. Raises ValueError if the message breaks a rule. Raises RuntimeError with
+        the name of the raymq error otherwise, for example TopicNotExistError (unless auto_create_topic_enable is on) or
+        NoPermissionError.
         """
         with plain_errors():
             if not self._settings.options.broker_permission & PERM_WRITE:
@@ -289,7 +298,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
                     f"{self._settings.broker_name} takes no messages (broker_permission); send to another "
                     f"broker group, or see `raymq broker writable on {self._settings.broker_name}`"
                 )
-            self._log.ready()  # otherwise calls of a starting broker would hold its threads for the whole send timeout
+            self._log.ready()  # fail early: otherwise calls would occupy the threads for the whole send timeout
             message = Message(
                 topic,
                 body,
@@ -313,12 +322,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         tags: str = "*",
         wait_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Read a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message.
+        """Read messages of a queue of this group from `offset`, waiting up to `wait_s` (at most 15 s) for a message.
 
-        The answer and the errors can be read without raymq (actors.broker.plain_answers): a dict with status, messages,
-        next_offset, min_offset and max_offset, each message a dict of MessageExt's fields; ValueError for an argument
-        that breaks a rule and for an offset that the queue lacks, RuntimeError named TopicNotExistError,
-        NoPermissionError (a topic that may not be read, a group that may not consume, or not this topic)…
+        The caller can read the answer and the errors without raymq (actors.broker.plain_answers). The answer is a dict
+        with status, messages, next_offset, min_offset and max_offset; each message is a dict of MessageExt's fields.
+        Raises ValueError if an argument breaks a rule or the queue does not have the offset. Raises RuntimeError with
+        the name of the raymq error otherwise, for example TopicNotExistError, or NoPermissionError (the topic may not
+        be read, or the group may not consume at all or not this topic).
         """
         with plain_errors():
             check_group(group)
@@ -329,10 +339,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             result = pull_messages(self._store.storage, queue, nums, wanted, offset, max_messages, wait_s)
             return plain_pull_result(result)
 
-    # Clients and counters
+    # Methods for client registration and counters
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
-        """Replace the recorded producers and consumers of a client, and create its groups if they are new.
+        """Replace the producers and consumers that are recorded for a client, and create their groups if they are new.
 
         Returns the metrics that the client should report.
         """
@@ -344,15 +354,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         return self._client_metrics
 
     def unregister_client(self, client_id: str) -> None:
-        """Drop a client that has ended."""
+        """Remove a client that has shut down."""
         with self._clients_lock:
             self._clients.unregister(client_id)
         self._client_has_ended(client_id)
 
     def knows_client(self, client_id: str) -> bool:
-        """False if a client is gone: it unregistered, or its last heartbeat is two minutes old.
+        """Return False if a client is gone: it unregistered, or its last heartbeat is more than two minutes old.
 
-        A broker that started less than two minutes ago may not have all clients yet, and returns True.
+        A broker that started less than two minutes ago may not have received all clients' heartbeats yet, and returns
+        True.
         """
         with self._clients_lock:
             return self._clients.knows(client_id, time.monotonic())
@@ -373,18 +384,19 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             return Clients(self._clients.producers(now_s), self._clients.consumers(now_s))
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """Return the counts of messages and bytes put into a topic in this broker group; TopicNotExistError."""
+        """Return how many messages and bytes were stored in a topic in this broker group. Raises TopicNotExistError if
+        the topic does not exist."""
         self._log.ready().require_topic(topic)
         return self._monitor.topic_stats(topic)
 
-    # Life
+    # Description, status and shutdown
 
     def describe(self) -> BrokerDescription:
-        """Return the description of this broker, with the address of its lane."""
+        """Return the description of this broker, with the address of its lane (direct socket connection)."""
         return BrokerDescription(self._settings.broker_name, self._node_id, self._lane.address)
 
     def status(self) -> dict[str, Any]:
-        """Return counts for `raymq status`."""
+        """Return the broker's counts for `raymq status`."""
         state = self._log.ready() if self._log.is_ready else BrokerState()
         return {
             "broker": self._settings.broker_name,
@@ -399,33 +411,34 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         }
 
     def look_for_master(self) -> None:
-        """Ask the Controller for the master of this group's replicas.
+        """Request the master of this group's replicas from the Controller.
 
-        If there is a new master, calls go to it from now on, and a thread reads its log. Does nothing in a group of one
-        replica. Raises RaymqError if the Controller does not answer.
+        If there is a new master, the broker sends its calls to the new master from now on, and a thread reads that
+        master's log. Does nothing in a group of one replica. Raises RaymqError if the Controller does not answer.
         """
         if self._settings.replicas > 1 and self._store.find():
             self._another_leads.set()
 
     def _read_master(self) -> None:
         """Read the master's state and register with the NameServers, if the master has changed since the last
-        reading.
-        """
+        read."""
         storage, epoch = self._store.present()
         if self._read_from[1] == epoch and self._log.is_ready:
             return
-        # This call waits for a running change, which may need the next master in order to end. So another thread looks
-        # for the next master.
+        # This call waits for a running change, which may itself need the next master before it can finish. So another
+        # thread looks for the next master.
         self._log.move(storage, self._store.copies(storage))
-        # Tried only once: if the new master has crashed, too, another will follow. A store has only the deletions of
-        # topics from the time when it led. So it gets the existing topics before any topic can be created.
+        # Not retried: if the new master has crashed, too, another master will follow. A store has only the topic
+        # deletions from the time when it was the master. So the broker sends it the existing topics before any topic
+        # can be created.
         agree_on_topics = partial(storage.control, "agree_on_topics", timeout_s=AGREE_TIMEOUT_S)
         self._log.load(lambda state: agree_on_topics(list(state.topics)))
         self._read_from = storage, epoch
         self._registrar.register()
 
     def close(self) -> None:
-        """Write the snapshot and unregister from the NameServers. The storage actor must still run."""
+        """Write the snapshot and unregister from the NameServers. The storage actor must still run during this
+        call."""
         if self._metrics is not None:
             self._metrics.close()
         self._receives.close()
@@ -442,16 +455,16 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         self._registrar.leave()
         self._storages.close()
 
-    # Threads: none of these loops may wait for another one, because a store or a NameServer may hang.
+    # Threads: none of these loops may wait for another loop, because a store or a NameServer may hang.
 
     def _follow_masters(self) -> None:
-        """Look for the master at intervals."""
+        """Request the group's current master from the Controller at intervals."""
         while self._settings.replicas > 1 and not self._stopping.is_set():
             self._try(self.look_for_master)
             self._stopping.wait(BROKER_HEARTBEAT_INTERVAL_S if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _read_masters(self) -> None:
-        """Read the state of each new master."""
+        """Read the state of each new master, as soon as the master is known."""
         if self._settings.replicas == 1:
             self._log.load_until(self._stopping)
             return
@@ -462,7 +475,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._another_leads.clear()
 
     def _stay_registered(self) -> None:
-        """Send heartbeats to the NameServers, after the master's state has been read."""
+        """Send heartbeats to the NameServers at intervals, after the master's state has been read."""
         while not self._stopping.is_set():
             if self._log.is_ready:
                 self._try(self._registrar.beat)
@@ -471,7 +484,8 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
     def _do_housekeeping(self) -> None:
         """Run the periodic tasks, each at its interval.
 
-        The tasks sample the counters, note deletions, write the snapshot, protect the store and drop dead offsets.
+        The tasks sample the counters, record deletions, write the snapshot, protect the store and drop the offsets of
+        deleted queues.
         """
         tasks = {
             self._monitor.sample: STATS_INTERVAL_S,
@@ -488,13 +502,13 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
         )
 
     def _do_checks(self) -> None:
-        """Check transactions in a thread of its own: a round may take a minute, and must not delay a snapshot."""
+        """Run the transaction checks in a separate thread: a round of checks may take a minute, and must not delay a
+        snapshot."""
         self._repeat({self._check_transactions: lambda: self._settings.options.transaction_check_interval_ms / 1000})
 
     def _repeat(self, tasks: Mapping[Callable[[], None], Callable[[], float]]) -> None:
-        """Run tasks, each at its interval in seconds, while the state is loaded. An interval may change between
-        runs.
-        """
+        """Run each task at its interval in seconds, while the state is loaded. An interval may change between
+        runs."""
         began_s: dict[Callable[[], None], float] = {}
         while not self._stopping.is_set():
             for task, every_s in tasks.items():
@@ -506,10 +520,10 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             self._stopping.wait(next_s if self._log.is_ready else NOT_READY_INTERVAL_S)
 
     def _try(self, task: Callable[[], None]) -> None:
-        """Run a periodic task, and only log its failure.
+        """Run a periodic task, and log an exception instead of raising it.
 
-        Without its thread the group would never find its next master, or the NameServers would drop it. So even a
-        programming error does not end the thread.
+        If the thread ended, the group would never find its next master, or the NameServers would drop the broker. So
+        even a programming error does not end the thread.
         """
         try:
             task()
@@ -521,15 +535,15 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
             logger.exception("%s: %s failed and is tried again later", self._settings.broker_name, task.__name__)
 
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry out a change of the state.
+        """Apply a change to the broker's state.
 
-        If topics changed, the NameServers that answer have the change on return. Returns True if topics changed, and
-        all NameServers have the change.
+        If topics changed, all reachable NameServers have the change on return. Returns True if topics changed and all
+        NameServers have the change.
         """
         return self._log.change(decide) and self._registrar.register()
 
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Apply other settings, which differ only in live settings."""
+        """Apply new settings, which differ from the current settings only in live settings."""
         self._settings = settings
         self._monitor.options = settings.options
         self._lane.limit(settings.options)
@@ -581,7 +595,7 @@ class Broker(PopMethods, TransactionMethods, SettingsMethods, UserMethods, Quest
 
 
 def _client_metrics(settings: BrokerSettings) -> ClientMetrics:
-    """Return the metrics that clients should report, for the answers to their heartbeats."""
+    """Return the metrics that clients should report. The broker sends this value in answers to heartbeats."""
     metrics, limits = settings.metrics, settings.metrics.options
     return ClientMetrics(metrics.cluster, limits.enable, limits.per_topic_max, limits.per_group_max)
 

@@ -1,7 +1,8 @@
 """The metrics of a broker: topics, groups, clients, consumed messages, and the lag of groups.
 
-Each report makes one call to the store for the ends of all queues, and one for the ages of the oldest messages that
-groups have not committed. A message's time never changes, so a report asks only for new positions.
+Each report makes one call to the store for the end offsets of all queues, and one for the ages of the oldest messages
+that groups have not committed. A message's store time never changes, so a report requests only the times of offsets
+that the last report did not have.
 """
 
 from __future__ import annotations
@@ -34,30 +35,31 @@ from raymq.telemetry.metrics.reporter import Reporter
 
 STORE_READ_TIMEOUT_S: Final = 5.0
 TIMES_MAX: Final = 2000
-"""The most messages whose times one report asks for; later reports ask for the ages of further groups."""
+"""Maximum number of messages whose store times one report requests. Later reports request the times for more
+groups."""
 KEPT_UP_MAX: Final = 200
-"""The most pairs of group and topic without unread messages that are reported.
+"""Maximum number of (group, topic) pairs without unread messages that one report includes.
 
-Each number that is passed to Ray costs 70 µs here every 10 s, and as much in Ray's agent. In an idle cluster of 500
-topics and 20 groups all 10,000 numbers are 0.
+Each number that is passed to Ray costs 70 µs in this process every 10 s, and the same in Ray's agent. In an idle
+cluster of 500 topics and 20 groups all 10,000 numbers are 0.
 """
 LANGUAGE: Final = "PYTHON"
 
 _Pair = tuple[str, str]
 _Bounds = Mapping[str, Sequence[tuple[int, int]]]
-"""The first and the end offset of each queue of a topic, by topic."""
+"""The first and the end offset of each queue, by topic."""
 _UnreadByPair = Mapping[_Pair, Unread]
 
 
 class Clients(NamedTuple):
-    """The clients of a broker, according to its heartbeats."""
+    """The clients of a broker, according to the heartbeats it received."""
 
     producers: Sequence[ProducerConnection]
     consumers: Sequence[ConsumerConnection]
 
 
 class BrokerMetrics:
-    """The source of one broker's metrics. Only one thread reports."""
+    """Collects and reports the metrics of one broker. Only one thread may call `report` and `report_lags`."""
 
     def __init__(
         self,
@@ -68,23 +70,22 @@ class BrokerMetrics:
         version: str,
         requests: Callable[[], Sequence[RequestFigures]],
     ) -> None:
-        """`version`: raymq's, the label of clients. `requests` returns the calls that wait for a thread of the broker's
-        lane.
-        """
+        """`version`: raymq's version, used as the label of clients. `requests` returns metrics of the calls that wait
+        for a thread of the broker's lane (direct socket connection)."""
         self._log, self._monitor, self._storage, self._clients = log, monitor, storage, clients
         self._client_labels = {"language": LANGUAGE, "version": version}
         self._requests = requests
         self._behind: set[_Pair] = set()
-        """The groups and topics with unread messages at the last report."""
+        """The (group, topic) pairs that had unread messages at the last report."""
         self._times: dict[QueuePosition, int] = {}
-        """When the first messages that groups have not committed were stored, by position, at the last report."""
+        """Store times, at the last report, of the first uncommitted message of each group, by queue and offset."""
         self._counted: tuple[BrokerState, int, _Bounds, _UnreadByPair] | None = None
-        """The last report's state, its log position, the bounds of the queues, and the unread messages computed from
-        them.
-        """
+        """The inputs and the result of the last report's count: the state, its log position, the bounds of the queues,
+        and the unread messages computed from them."""
 
     def report(self, reporter: Reporter) -> None:
-        """Report the broker's own figures; before the state is loaded, only the calls that wait in its lane."""
+        """Report the broker's own metrics. Before the state is loaded, report only the calls that wait in the broker's
+        lane (direct socket connection)."""
         report_requests(reporter, self._requests())
         if not self._log.is_ready:
             return
@@ -106,7 +107,7 @@ class BrokerMetrics:
         self._report_leases(reporter)
 
     def report_lags(self, reporter: Reporter) -> None:
-        """Report the lag of groups. RaymqError: the store does not answer."""
+        """Report the lag of groups. Raises RaymqError if the store does not answer."""
         if not self._log.is_ready:
             return
         state, position = self._log.ready(), self._log.position
@@ -129,7 +130,8 @@ class BrokerMetrics:
             }
             reporter.gauge("raymq_consumer_lag_messages", behind.messages, **labels)
             stored_ms = oldest.get((group, topic))
-            # A group that catches up reports an age of 0 once, and then none, because most groups keep up.
+            # A group that has caught up reports an age of 0 once, and no age after that, because most groups have no
+            # lag.
             if stored_ms is not None or ((group, topic) in self._behind and not behind.messages):
                 age_ms = 0 if stored_ms is None else max(now_ms - stored_ms, 0)
                 reporter.gauge("raymq_consumer_lag_latency_milliseconds", age_ms, **labels)
@@ -140,7 +142,8 @@ class BrokerMetrics:
             reporter.gauge("raymq_dead_letters", waiting, consumer_group=group)
 
     def _unread(self, state: BrokerState, position: int, bounds: _Bounds) -> _UnreadByPair:
-        """Return the messages that groups have not committed. Counts again only after a new commit or message."""
+        """Return the messages that groups have not committed. Reuses the last result unless a commit or a message is
+        new."""
         known = self._counted
         if known is None or known[0] is not state or known[1:3] != (position, bounds):
             pairs = [(group, topic) for topic, group in list(state.offsets.tables) if _has_lag(state, group, topic)]
@@ -172,7 +175,7 @@ class BrokerMetrics:
         return {topic: bounds.get(topic, []) for topic in topics}
 
     def _oldest(self, unread: Mapping[_Pair, Unread]) -> dict[_Pair, int]:
-        """Return when the oldest unread message of each group in each topic was stored, in ms since 1970."""
+        """Return the store time, in ms since 1970, of the oldest unread message of each group in each topic."""
         positions = {
             (group, topic): [QueuePosition(topic, queue_id, offset) for queue_id, offset in behind.firsts]
             for (group, topic), behind in unread.items()
@@ -193,7 +196,8 @@ class BrokerMetrics:
 
 
 def _has_lag(state: BrokerState, group: str, topic: str) -> bool:
-    """True for a topic that a group should consume, False for dead letters and the server's own topics."""
+    """Return True if lag is reported for a topic that a group consumes; False for dead-letter topics and the server's
+    own topics."""
     return (
         topic in state.topics
         and group in state.groups

@@ -1,6 +1,6 @@
-"""Sends a broker's state records from the thread of its lane, which receives the answers as events.
+"""Sends a broker's state records to the store over a lane (direct socket connection), without a waiting thread.
 
-How a record reaches the store without a waiting thread belongs here. Failures are not handled here: after one, the
+The lane's event loop receives the store's answers as events. This module does not handle failures: after a failure, the
 writer of the state log continues with the same batch (actors.broker.state_records).
 """
 
@@ -27,20 +27,22 @@ from raymq.remoting.lane_pool import LANE_NOT_OPENED
 from raymq.remoting.storage_client import StorageClient
 
 CONNECT_PAUSE_S: Final = 5.0
-"""The pause after a failure to open a lane."""
+"""Pause, in seconds, after a failure to open a lane (direct socket connection) to the store."""
 DIRECT_MAX_BYTES: Final = 64 << 10
-"""The longest records that are sent: a socket accepts this much at once."""
+"""Maximum size, in bytes, of records that are sent over the lane: a socket accepts this much without blocking."""
 PROMPT_S: Final = 0.2
-"""The limit for steps that should not wait at all: sending that much, and receiving the rest of an answer."""
+"""Time limit, in seconds, for steps that should not block: sending one batch of records, and receiving the rest of an
+answer."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class SentRecords:
-    """Records that were sent to the store. `deadline_s`: the latest time of the answer.
+    """A batch of records that was sent to the store. `deadline_s`: the time by which the store must answer.
 
-    `stored` is the records' place; None until the store has answered, and if its answer is no place.
+    `stored` is the log position of the records. It is None until the store has answered, and if the answer has no
+    position.
     """
 
     records: StateRecords
@@ -51,21 +53,23 @@ class SentRecords:
     in_doubt: bool = True
 
     def finish(self) -> StoredRecords:
-        """Return the records' place, sending them again if it is unknown. Raises as StateRecords.append."""
+        """Return the log position of the records; if it is unknown, send the records again. Raises the errors of
+        StateRecords.append."""
         return self.stored or self.records.store(self.batch, in_doubt=self.in_doubt)
 
 
 class DirectAppends:
-    """One lane to the group's master, for one batch of records at a time.
+    """A lane (direct socket connection) to the group's master that sends one batch of state records at a time.
 
-    Any thread may call `connect`, `leads_to`, `call_soon` and `close`; only the lane's loop calls the other methods.
+    Any thread may call `connect`, `leads_to`, `call_soon` and `close`. Only the thread of the lane's loop may call the
+    other methods.
     """
 
     def __init__(self, loop: Loop, records: StateRecords, node_id: str) -> None:
         """`node_id`: the Ray node that this process runs on."""
         self._loop, self._records, self._node_id = loop, records, node_id
         self._storage: StorageClient | None = None
-        """The store that the lane leads to; None without a lane."""
+        """The store that the lane is connected to; None if the lane is closed."""
         self._lane: Lane | None = None
         self._descriptor = -1
         self._handles = ClientHandles()
@@ -77,15 +81,16 @@ class DirectAppends:
 
     @property
     def is_own_thread(self) -> bool:
-        """True in the loop's thread."""
+        """Return True if the caller runs in the loop's thread."""
         return self._loop.is_own_thread
 
     def leads_to(self, storage: StorageClient) -> bool:
-        """True if there is a lane to this store that is not known to be broken."""
+        """Return True if a lane (direct socket connection) to this store is open and has not failed."""
         return self._storage is storage
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Make the loop's thread call `callback`. After `close`, when that thread may have ended, call it here."""
+        """Call `callback` in the loop's thread. After `close`, call it in the current thread, because the loop's thread
+        may have ended."""
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon(callback)
@@ -93,9 +98,11 @@ class DirectAppends:
         callback()
 
     def connect(self, storage: StorageClient) -> None:
-        """Open a lane to the store, unless there is one, or opening one just failed.
+        """Open a lane (direct socket connection) to the store, unless one is open or the last attempt failed a moment
+        ago.
 
-        Not over TLS: epoll does not report what a TLS socket has decrypted, so the writer sends the records then.
+        Opens no lane over TLS: epoll does not report data that a TLS socket has already decrypted. In that case the
+        writer of the state log sends the records.
         """
         if self._storage is storage or self._is_closed or time.monotonic() < self._connect_at_s:
             return
@@ -126,9 +133,11 @@ class DirectAppends:
         self._loop.watch(self._descriptor, select.EPOLLIN, self._on_event)
 
     def send(self, storage: StorageClient, bodies: Sequence[bytes], done: Callable[[SentRecords], None]) -> bool:
-        """Send records with these bodies in one batch. `done` is called when the store has answered, or will not.
+        """Send one batch of records with these bodies. `done` is called after the store has answered, or when it can no
+        longer answer.
 
-        Returns False, and sends nothing, without a lane to this store, and for long records.
+        Returns False and sends nothing if no lane (direct socket connection) to this store is open, or if the records
+        are too long.
         """
         lane = self._lane
         if lane is None or self._is_closed or self._storage is not storage or sum(map(len, bodies)) > DIRECT_MAX_BYTES:
@@ -149,13 +158,14 @@ class DirectAppends:
         return True
 
     def close(self) -> None:
-        """Stop sending, and pass on what was sent. Call it before the loop is stopped."""
+        """Stop sending, and pass the batch in flight to its `done` callback. Call this method before the loop is
+        stopped."""
         with self._lock:
             self._is_closed = True
         self._loop.call_soon(self._drop_lane)
 
     def _on_event(self, _events: int) -> None:
-        """Receive the answer. An event without a question means that the lane has ended."""
+        """Receive an answer. An event without a request in flight means that the store closed the connection."""
         lane, sent = self._lane, self._sent
         if lane is None:
             return
@@ -180,7 +190,7 @@ class DirectAppends:
         sent.done(sent)
 
     def _look_at_time(self) -> None:
-        """Close the lane if its answer is late."""
+        """Close the lane (direct socket connection) if the store's answer is late."""
         self._is_timed = False
         if self._sent is None:
             return
@@ -191,10 +201,10 @@ class DirectAppends:
         self._loop.call_at(self._sent.deadline_s, self._look_at_time)
 
     def _drop_lane(self) -> None:
-        """Close the lane, and pass on the records that were sent."""
+        """Close the lane (direct socket connection), and pass the batch in flight to its `done` callback."""
         lane, self._lane, self._storage = self._lane, None, None
         if lane is not None:
-            with suppress(OSError):  # epoll no longer has a socket that a failure has closed
+            with suppress(OSError):  # a failed socket is already closed and no longer registered with epoll
                 self._loop.forget(self._descriptor)
             lane.close()
         if self._sent is not None:

@@ -1,6 +1,6 @@
-"""The consumer-group methods of the Broker actor: configuration, offsets, and returned messages.
+"""The consumer-group methods of the Broker actor: configuration, offsets, and messages that consumers send back.
 
-Remote methods about consumer groups belong here; the decisions themselves are in actors.core.broker.
+Remote methods about consumer groups belong in this module; the decisions themselves are in actors.core.broker.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ logger = logging.getLogger(__name__)
 
 
 class _Commit:
-    """A commit of offsets, and the outcome of its decision."""
+    """A commit of offsets, and the outcome after it was decided."""
 
     def __init__(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]], owners: Owners) -> None:
         self.group, self.commits = group, commits
         self._owners = owners
         self.verdicts: dict[str, TopicCommits] = {}
         self.gone: Mapping[str, Sequence[int]] = {}
-        """The committed queues that do not exist here, by topic."""
+        """The queues, by topic, that the commit names and this broker group does not have."""
         self.before: dict[str, dict[int, int]] = {}
-        """The previous committed offsets, by topic and queue id, if there were any."""
+        """The previously committed offsets by topic and queue id; queues without a committed offset are
+        missing."""
         self._stopped: dict[str, str] = {}
-        """The reason, by topic, why the group may not read the topic now."""
+        """The topics that the group may not read now, each with the reason."""
 
     def decide(self, state: BrokerState) -> list[Change]:
-        """Return the records to store."""
+        """Validate the commit against the state, and return the records to store."""
         changes, self.verdicts, self.gone = state.decide_commits(self._owners, self.group, self.commits)
         self._stopped = {topic: reason for topic in self.verdicts if (reason := state.stop_reason(self.group, topic))}
         for topic, verdict in self.verdicts.items():
@@ -69,9 +70,8 @@ class _Commit:
         return changes
 
     def answer(self, broker_name: str) -> CommitAnswer:
-        """Return the outcome, once the records are stored. If a queue is fenced, that outcome comes before all
-        others.
-        """
+        """Return the outcome of the commit, after the records are stored. A fenced queue takes precedence over all
+        other outcomes."""
 
         def queue(topic: str, queue_id: int) -> MessageQueue:
             return MessageQueue(topic, broker_name, queue_id)
@@ -91,32 +91,33 @@ class _Commit:
 
 
 class GroupMethods(ABC):
-    """The part of the Broker for consumer groups; the actor inherits its methods. Thread-safe.
+    """The Broker's methods for consumer groups; the Broker actor inherits from this class. Thread-safe.
 
-    Every change of a group is a record in the state log, and durable on return.
+    Every change of a group is a record in the state log, and is durable on return.
     """
 
     def __init__(self, settings: BrokerSettings, log: StateLog, store: MasterStore, monitor: BrokerMonitor) -> None:
         self._settings, self._log, self._store, self._monitor = settings, log, store, monitor
         self._owners = Owners()
-        """The newest owner of each queue. Changed only under the lock of the state log."""
+        """The newest owner of each queue. Changed only while the lock of the state log is held."""
         self._returns = ReturnWriter(f"send-back-{secrets.token_hex(8)}", secrets.randbelow)
         self._returns_lock = threading.Lock()
 
     @abstractmethod
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic, its queues and the offsets committed in it; TopicNotExistError."""
+        """Remove a topic, its queues and the offsets committed in it. Raises TopicNotExistError if the topic does not
+        exist."""
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry out a change of the state; durable on return. True if topics changed and all NameServers have the
-        change.
-        """
+        """Apply a change to the broker's state; durable on return. Returns True if topics changed and all NameServers
+        have the change."""
 
     def ensure_group(self, group: str) -> None:
         """Create a consumer group and its retry topic, if they do not exist yet.
 
-        IllegalNameError; GroupNotExistError: the group is new and auto_create_subscription_group is off.
+        Raises IllegalNameError if the name is invalid, and GroupNotExistError if the group is new and
+        auto_create_subscription_group is off.
         """
         auto_create = self._settings.options.auto_create_subscription_group
         if group in self._log.ready().groups:
@@ -126,7 +127,8 @@ class GroupMethods(ABC):
             self._change(lambda state: state.decide_group(group, auto_create=auto_create))
 
     def group_config(self, group: str) -> GroupConfig:
-        """Return a group's configuration in this broker group; GroupNotExistError."""
+        """Return a group's configuration in this broker group. Raises GroupNotExistError if the group does not
+        exist."""
         return self._log.ready().require_group(group)
 
     def check_broadcast(self, group: str, topics: Sequence[str] = ()) -> None:
@@ -139,27 +141,30 @@ class GroupMethods(ABC):
     def forbid_topic(self, group: str, topic: str, forbidden: bool) -> None:
         """Forbid a group to read a topic, or allow it again. Creates the group if it is new. Durable on return.
 
-        Members that read the topic stop with their next commit, which may be empty, and ask every few seconds if they
-        may read again. Simple consumers receive no more messages of the topic. Repeating it changes nothing.
-        IllegalNameError.
+        Members that read the topic stop at their next commit, which may be empty. Every few seconds they request
+        whether they may read again. Simple consumers receive no more messages of the topic. Repeating the call changes
+        nothing. Raises IllegalNameError if the group's name is invalid.
         """
         self._change(lambda state: state.decide_forbid(group, topic, forbidden=forbidden))
 
     def forbidden_topics(self, group: str) -> list[str]:
-        """Return the topics that a group may not read, sorted; GroupNotExistError."""
+        """Return the topics that a group may not read, sorted. Raises GroupNotExistError if the group does not
+        exist."""
         state = self._log.ready()
         state.require_group(group)
         return sorted(state.forbidden.get(group, ()))
 
     def update_group(self, config: GroupConfig) -> None:
-        """Set a group's configuration, and create the group if it is new. IllegalNameError, InvalidArgumentError."""
+        """Set a group's configuration, and create the group if it is new. Raises IllegalNameError if the name is
+        invalid, and InvalidArgumentError if a value is invalid."""
         self.update_groups([config])
 
     def update_groups(self, configs: Sequence[GroupConfig]) -> list[str]:
-        """Set several groups' configurations as `update_group`: all, or none if one raises.
+        """Set the configurations of several groups atomically: all of them, or none if an error is raised. See
+        `update_group`.
 
-        Returns the groups whose consume_enable has changed. Their members should be notified, so that they ask the
-        broker (raymq.client.consumer.rebalance_client.offsets_reset).
+        Returns the groups whose consume_enable has changed. The caller should notify their members, so that the members
+        contact the broker (raymq.client.consumer.rebalance_client.offsets_reset).
         """
         switched: list[str] = []
 
@@ -174,7 +179,7 @@ class GroupMethods(ABC):
     def delete_group(self, group: str, dead_letters: bool = False) -> None:
         """Delete a group, its offsets and its retry topic; with `dead_letters` also its dead-letter topic.
 
-        GroupNotExistError.
+        Raises GroupNotExistError if the group does not exist.
         """
         self._change(lambda state: state.decide_group_delete(group))
         self._log.read(lambda state: self._owners.forget(group=group))
@@ -194,12 +199,13 @@ class GroupMethods(ABC):
         answer: Callable[[CommitAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Commit, per topic and queue id, the offset of the next message to consume, without waiting. SystemBusyError.
+        """Commit offsets, per topic and queue id, without waiting. Each offset is that of the next message to consume.
+        Raises SystemBusyError if the broker is too busy.
 
-        Once the commit is durable, or failed, the writing thread calls `answer` or `fail`. Neither may block. The
-        answer names the queues whose commits were rejected, and why. If the group's consume_enable is off, or the group
-        may not read the topic, the commits count, and the answer names the queues as stopped. `fail` gets
-        GroupNotExistError or InvalidArgumentError.
+        After the commit is durable or has failed, the writing thread calls `answer` or `fail`. Neither callback may
+        block. The answer names the queues whose commits were rejected, and why. If the group's consume_enable is off,
+        or the group may not read the topic, the commits are stored, and the answer names the queues as stopped. `fail`
+        gets GroupNotExistError or InvalidArgumentError.
         """
         commit = _Commit(group, commits, self._owners)
 
@@ -209,7 +215,7 @@ class GroupMethods(ABC):
                 return
             try:
                 answer(self._committed(commit))
-            except Exception as failure:  # a bug; the client waits for an answer
+            except Exception as failure:  # a programming error must still reach `fail`: the client waits for an answer
                 fail(failure)
 
         self._log.submit_with(commit.decide, done)
@@ -223,16 +229,19 @@ class GroupMethods(ABC):
         return commit.answer(self._settings.broker_name)
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set offsets per queue id, backwards too. Members learn of them with their next commit or start_offset.
+        """Set a group's offset in each given queue, also backwards. Members receive the new offsets with their next
+        commit or start_offset.
 
-        Durable on return. GroupNotExistError, TopicNotExistError, InvalidArgumentError.
+        Durable on return. Raises GroupNotExistError, TopicNotExistError if the group or the topic does not exist, and
+        InvalidArgumentError if an offset is invalid.
         """
         self._change(lambda state: state.decide_reset(group, topic, offsets))
 
     def delete_offsets(self, group: str, topics: Sequence[str]) -> list[str]:
-        """Drop what a group has committed in topics, as if it had never consumed them. Durable on return.
+        """Delete a group's committed offsets in topics, as if the group had never consumed them. Durable on return.
 
-        Returns the topics in which it had committed here, sorted. GroupNotExistError.
+        Returns the topics in which the group had committed offsets in this broker group, sorted. Raises
+        GroupNotExistError if the group does not exist.
         """
         dropped: list[str] = []
 
@@ -245,8 +254,8 @@ class GroupMethods(ABC):
         return dropped
 
     def _sweep_offsets(self) -> None:
-        """Drop offsets of groups in topics to which no consumer of the group subscribes, and which they cannot use
-        again.
+        """Drop committed offsets of groups in topics to which no consumer of the group subscribes, if the group cannot
+        use the offsets again.
 
         Groups without consumers keep their offsets.
         """
@@ -268,19 +277,20 @@ class GroupMethods(ABC):
 
     @abstractmethod
     def _subscriptions(self) -> Mapping[str, Collection[str]] | None:
-        """Return the topics to which the consumers of each group subscribe; None while consumers may still be
-        missing.
-        """
+        """Return the topics to which the consumers of each group subscribe; None if some consumers may not have sent a
+        heartbeat yet."""
 
     def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offset per queue id of this group's queues; queues without one are absent."""
+        """Return the group's committed offset in each queue of a topic, by queue id. Queues without a committed offset
+        are absent."""
         return self._log.ready().offsets.committed(group, topic)
 
     def start_offset(self, group: str, queue: MessageQueue, query: StartOffsetQuery, generation: int) -> QueueOffset:
-        """Return the offset at which the group starts in a queue, as `start_offsets` does.
+        """Return the offset at which the group starts in one queue; see `start_offsets`.
 
-        TopicNotExistError, GroupNotExistError, InvalidArgumentError. NoPermissionError: the group's consume_enable is
-        off, the topic may not be read, or not by this group.
+        Raises TopicNotExistError or GroupNotExistError if the topic or the group does not exist, and
+        InvalidArgumentError if an argument is invalid. Raises NoPermissionError if the group's consume_enable is off,
+        or if the topic may not be read at all or not by this group.
         """
         self._log.ready().check_readable(group, queue.topic)
         return self._start_offsets(group, {queue.topic: {queue.queue_id: generation}}, query)[queue.topic][
@@ -292,13 +302,14 @@ class GroupMethods(ABC):
     ) -> dict[str, dict[int, QueueOffset]]:
         """Return the offsets at which the group starts in queues (spec/messaging.md §2.9, §5.4), by topic and queue id.
 
-        These are the committed offsets, or else those that `query` asks for. A member of the group passes the
-        generation of its assignment of each queue. If nothing is committed yet, the start is committed durably, so that
-        a member that dies at once skips nothing. Commits of older generations are fenced from then on. Generation 0
-        only reads. CONSUME_FROM_LAST_OFFSET starts at 0 while the queue is young (its first message is still in
-        memory), and so does a retry topic.
+        The start offset of a queue is its committed offset, or else the offset that `query` selects. A member of the
+        group passes the generation of its assignment of each queue. If the group has committed no offset in a queue
+        yet, this call commits the start offset durably, so that no message is skipped if the member crashes at once.
+        From then on commits of older generations are fenced. Generation 0 only reads. CONSUME_FROM_LAST_OFFSET starts
+        at 0 while the queue is young (its first message is still in memory). A retry topic also starts at 0.
 
-        Topics that cannot be read are left out; `start_offset` raises the reason. GroupNotExistError.
+        Topics that cannot be read are left out; `start_offset` raises the reason. Raises GroupNotExistError if the
+        group does not exist.
         """
         state = self._log.ready()
         readable = {}
@@ -312,7 +323,7 @@ class GroupMethods(ABC):
     def _start_offsets(
         self, group: str, generations: Mapping[str, Mapping[int, int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, QueueOffset]]:
-        # Read this before the state is locked: another replica may become the master during the read.
+        # Read the first offsets before locking the state: another replica may become the master during the read.
         first = self._first_offsets(group, generations, query)
 
         def decide(state: BrokerState) -> list[Change]:
@@ -342,9 +353,8 @@ class GroupMethods(ABC):
     def _first_offsets(
         self, group: str, queues: Mapping[str, Iterable[int]], query: StartOffsetQuery
     ) -> dict[str, dict[int, int]]:
-        """Return the offsets that `query` asks for, by topic and queue id; 0 for queues in which the group has
-        committed.
-        """
+        """Return the start offsets that `query` selects, by topic and queue id. The value is 0 for queues in which the
+        group has committed an offset."""
         known = self._log.ready().offsets
         first = {topic: dict.fromkeys(queue_ids, 0) for topic, queue_ids in queues.items()}
         new = [(topic, q) for topic, by_queue in first.items() for q in by_queue if not known.get(group, topic, q)]
@@ -376,16 +386,16 @@ class GroupMethods(ABC):
         failure: str = "",
         attempts: int = 0,
     ) -> SendBackAnswer:
-        """Take back messages that the group could not consume: whole records as consumed, back to back.
+        """Take back messages that the group could not consume. `records`: the records as consumed, concatenated.
 
-        Each message is delivered again from `%RETRY%group` after `delay_level`; with 0 the delay grows with the number
-        of returns. It goes to `%DLQ%group` instead (spec/messaging.md §5.9) after `max_reconsume_times` returns
-        (negative: the group's retry_max_times), with a negative `delay_level`, or with a `reason`, which says why the
-        messages cannot be read. `failure`: why the messages failed, which a dead letter keeps. `attempts`: how often
-        they were delivered, if the consumer counts that itself.
+        Each message is delivered again from `%RETRY%group` after `delay_level`. With `delay_level` 0 the delay grows
+        with the number of returns. The message goes to `%DLQ%group` instead (spec/messaging.md §5.9) after
+        `max_reconsume_times` returns (negative: the group's retry_max_times), with a negative `delay_level`, or with a
+        `reason`. `reason` states why the messages cannot be read. `failure`: why the messages failed; a dead letter
+        stores this text. `attempts`: how often the messages were delivered, if the consumer counts deliveries itself.
 
-        Durable on return; a repeated call may do it twice. GroupNotExistError, InvalidArgumentError (damaged records),
-        MessageIllegalError (properties too long).
+        Durable on return. A repeated call may return the messages twice. Raises GroupNotExistError if the group does
+        not exist, InvalidArgumentError if a record is damaged, and MessageIllegalError if the properties are too long.
         """
         config = self._log.ready().require_group(group)
         returned, answer = read_returned(
@@ -409,10 +419,10 @@ class GroupMethods(ABC):
         return answer
 
     def replay(self, group: str, records: bytes) -> None:
-        """Let the group consume dead letters again: whole records of `%DLQ%group`, back to back, as if for the first
-        time.
+        """Let the group consume dead letters again, as if for the first time. `records`: records of `%DLQ%group`,
+        concatenated.
 
-        Durable on return; a repeated call may do it twice. Raises as `send_back` does.
+        Durable on return. A repeated call may replay the messages twice. Raises the errors of `send_back`.
         """
         config = self._log.ready().require_group(group)
         self._store_returned(config, read_replayed(records))
@@ -425,17 +435,15 @@ class GroupMethods(ABC):
                 self._store.call(lambda storage, left_s: storage.append(batches, min(left_s, APPEND_TIMEOUT_S)))
 
     def group_topics(self, group: str) -> list[str]:
-        """Return the topics in whose queues of this broker group the consumer group has committed;
-        GroupNotExistError.
-        """
+        """Return the topics in which the consumer group has committed offsets in this broker group. Raises
+        GroupNotExistError if the group does not exist."""
         state = self._log.ready()
         state.require_group(group)
         return state.offsets.topics(group)
 
     def group_progress(self, group: str, topic: str) -> list[GroupQueueProgress]:
-        """Return the group's committed offset and lag in each queue of a topic, with the queue's bounds;
-        TopicNotExistError.
-        """
+        """Return the group's committed offset, its lag and the queue's bounds for each queue of a topic. Raises
+        TopicNotExistError if the topic does not exist."""
         state = self._log.ready()
         committed = state.offsets.committed(group, topic)
         in_flight = self._log.read(lambda state: state.pop.in_flight(group, topic, LEASE_CLOCK.now_ms()))
@@ -452,9 +460,9 @@ class GroupMethods(ABC):
         return progress
 
     def readings(self, with_pairs: bool = True) -> BrokerReadings:
-        """Return the totals of all topics and groups, in a few calls to the store.
+        """Return the totals of all topics and groups, with only a few calls to the store.
 
-        `with_pairs`: also the progress of each group in each topic.
+        `with_pairs`: also return the progress of each group in each topic.
         """
         state, monitor = self._log.ready(), self._monitor
         return take_readings(state, self._store, monitor.consumed(), monitor.topic_stats, with_pairs=with_pairs)
@@ -466,6 +474,7 @@ class GroupMethods(ABC):
         return {group: state.offsets.committed(group, topic) for group in sorted(groups)}
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """Return counts of the messages that a group consumed and gave back, by topic; GroupNotExistError."""
+        """Return how many messages a group consumed and sent back, by topic. Raises GroupNotExistError if the group
+        does not exist."""
         self._log.ready().require_group(group)
         return self._monitor.group_stats(group)

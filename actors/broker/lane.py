@@ -1,8 +1,9 @@
-"""The lane of a broker: the frequent calls of its clients, without Ray (raymq.remoting.broker_client).
+"""The lane (direct socket connection) of a broker, which serves the frequent calls of clients without Ray
+(raymq.remoting.broker_client).
 
-No thread waits for commits: the lane's thread passes them to the state log, which answers once they are durable,
+No thread waits for commits. The lane's thread passes commits to the state log, which answers after they are durable,
 usually in the same thread (actors.broker.direct_appends). Receives and acknowledgements work in the same way
-(actors.broker.pop). The other methods may wait, and run in a pool of threads.
+(actors.broker.pop). The other methods may wait, and run in a thread pool.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from raymq.remoting.lane.loop import Loop
 from raymq.remoting.lane.server import LaneServer
 
 LANE_THREADS: Final = 16
-"""The most calls that wait in threads at a time; further calls queue."""
+"""Number of threads for calls that may wait. Further calls are queued."""
 _COMMIT: Final = "commit_offsets"
 _HEARTBEATS: Final = frozenset({"heartbeat", "unregister_client"})
-"""The methods in the queue of heartbeats, as in RocketMQ; the others are in the queue of the client manager."""
+"""The methods in the heartbeat request queue, as in RocketMQ. All other methods are in the client manager's request
+queue."""
 
 
 class CommitSoon(Protocol):
@@ -47,7 +49,7 @@ DEFAULT_OPTIONS: Final = BrokerOptions()
 
 
 def request_kinds(options: BrokerOptions) -> list[RequestKind]:
-    """Return the kinds of requests that wait for a thread of a broker's lane."""
+    """Return the kinds of requests that are queued for a thread of a broker's lane (direct socket connection)."""
     return [
         RequestKind(
             "heartbeat",
@@ -67,7 +69,7 @@ def request_kinds(options: BrokerOptions) -> list[RequestKind]:
 
 
 class BrokerLane:
-    """Serves the methods of `broker` that LANE_RESULTS names.
+    """Serves the methods of `broker` that LANE_RESULTS names, over lanes (direct socket connections).
 
     `host`: an IP address of this node, for clients on other nodes.
     """
@@ -81,9 +83,10 @@ class BrokerLane:
         at_once: Mapping[str, Callable[..., None]] | None = None,
         options: BrokerOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """`at_once`: non-blocking methods that answer by themselves, in place of `broker`'s methods of the same names.
+        """`at_once`: non-blocking methods that send their answers themselves. They replace `broker`'s methods of the
+        same names.
 
-        `options`: how many other calls may wait for a thread, and how long.
+        `options`: how many of the other calls may wait for a thread, and how long.
         """
         self._commit_soon = commit_soon
         answered_later = {_COMMIT: self._commit, **(at_once or {})}
@@ -96,25 +99,25 @@ class BrokerLane:
 
     @property
     def address(self) -> LaneAddress:
-        """The address at which clients open lanes, on this node and on others (LaneServer.open_to_nodes)."""
+        """The address to which clients on this node and on other nodes connect (LaneServer.open_to_nodes)."""
         return self._server.open_to_nodes(self._host)
 
     @property
     def loop(self) -> Loop:
-        """The loop of the lane's thread."""
+        """The event loop of the lane's thread."""
         return self._server.loop
 
     def close(self) -> None:
-        """End every lane, and the threads after their calls have ended. Idempotent."""
+        """Close every lane, and end each thread after its call has finished. Idempotent."""
         self._server.close()
         self._pool.close()
 
     def requests(self) -> list[RequestFigures]:
-        """Return the figures of the calls that wait for a thread, by kind."""
+        """Return metrics of the calls that wait for a thread, by request kind."""
         return self._pool.figures()
 
     def limit(self, options: BrokerOptions) -> None:
-        """Change how many calls may wait for a thread, and how long."""
+        """Change how many calls may wait for a thread of the lane, and how long."""
         self._pool.limit(request_kinds(options))
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:

@@ -1,11 +1,10 @@
-"""The storage actor of a broker group's master replica: finds it, and calls it.
+"""Finds and calls the storage actor of a broker group's master replica, and gives the broker its own routes.
 
-How a broker finds its master, or calls it, belongs here. Nothing here survives the broker: in a group of several
-replicas a new broker asks the Controller.
+No state of this module survives the broker: in a group of several replicas a new broker requests the master from the
+Controller.
 
-The routes of a broker's own producers: one broker group, whose topics the broker itself has.
-
-Where a broker's own messages may go belongs here. The NameServer has the routes for clients (actors.nameserver).
+The broker's own producers use the routes in this module. They cover one broker group, whose topics the broker itself
+has. The NameServer has the routes for clients (actors.nameserver).
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ T = TypeVar("T")
 
 
 class MasterStore:
-    """The master of one broker group of `replicas` replicas: replica 0, until the Controller has named another.
+    """Finds and calls the master of one broker group of `replicas` replicas. The master is replica 0 until the
+    Controller names another replica.
 
-    Thread-safe. Each call waits up to STORE_TIMEOUT_S, over a restart of the storage actor and over a change of master,
-    so every call must be safe to repeat.
+    Thread-safe. Each call waits up to STORE_TIMEOUT_S, also while the storage actor restarts or the master changes. So
+    every call must be safe to repeat.
     """
 
     def __init__(self, broker_name: str, replicas: int, storages: StorageClients) -> None:
@@ -51,24 +51,25 @@ class MasterStore:
         self.replicas = [str(StorageName(broker_name, replica)) for replica in range(replicas)]
         """The names of all storage actors of the group."""
         self.storage = storages.get(self.replicas[0])
-        """The storage actor of the last known master."""
+        """The storage actor of the master, as last found."""
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the master leads; 0 before the Controller was asked, and in a group of one replica."""
+        """The epoch of the current master; 0 before the first answer of the Controller, and in a group of one
+        replica."""
         return self._epoch
 
     def present(self) -> tuple[StorageClient, int]:
-        """Return the master's store and the epoch in which it leads."""
+        """Return the master's storage actor and the master's epoch."""
         with self._lock:
             return self.storage, self._epoch
 
     def copies(self, master: StorageClient) -> list[StorageClient]:
-        """Return the stores of the group's other replicas."""
+        """Return the storage actors of the group's other replicas."""
         return [self._storages.get(name) for name in self.replicas if name != master.name]
 
     def find(self) -> bool:
-        """Ask the Controller for the group's master. Returns True if the master or its epoch has changed.
+        """Request the group's master from the Controller. Returns True if the master or its epoch has changed.
 
         Raises RaymqError if the Controller does not answer.
         """
@@ -82,9 +83,8 @@ class MasterStore:
         return True
 
     def call(self, call: Callable[[StorageClient, float], T]) -> T:
-        """Call `call` with the master's store and the seconds left, and return its result. RaymqError: every attempt
-        failed.
-        """
+        """Call `call` with the master's storage actor and the seconds left, and return the result of `call`. Raises
+        RaymqError if every attempt failed."""
         return persist_until(time.monotonic() + STORE_TIMEOUT_S, lambda left_s: call(self.storage, left_s))
 
     def control(self, method: str, *args: Any) -> Any:
@@ -92,14 +92,13 @@ class MasterStore:
         return self.call(lambda storage, left_s: storage.control(method, *args, timeout_s=left_s))
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
-        """Return the first, the next visible and the first in-memory offset of queues (topic, queue id), in their
-        order.
-        """
+        """Return the bounds of queues given as (topic, queue id): the first, the next visible and the first in-memory
+        offset. The order is that of `queues`."""
         return self.call(lambda storage, left_s: storage.bounds_of_queues(queues, left_s)) if queues else []
 
 
 class OwnRoutes:
-    """A Producer's RouteSource for one broker group. Nothing is cached.
+    """The routes (RouteSource) that a broker's own Producer uses: the routes within one broker group, without a cache.
 
     `state` returns the broker's state; `auto_create` creates a topic with at most the given number of queues.
     """
@@ -117,7 +116,7 @@ class OwnRoutes:
     def get(self, topic: str) -> TopicRoute:
         """Return the part of a topic's route that lies in this broker group.
 
-        TopicNotExistError. NoPermissionError: the topic may not be written.
+        Raises TopicNotExistError if the topic does not exist, and NoPermissionError if the topic may not be written.
         """
         config = self._state().require_topic(topic)
         name = self._settings.broker_name
@@ -127,7 +126,8 @@ class OwnRoutes:
         return TopicRoute(topic, {name: data}, (queues,), attributes=attributes).require_writable()
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
-        """Return the route as `get`, after creating a missing topic if auto_create_topic_enable is on."""
+        """Return a topic's route as `get` does. If the topic is missing and auto_create_topic_enable is on, create it
+        first."""
         if topic not in self._state().topics:
             self._auto_create(topic, default_topic_queue_nums)
         return self.get(topic)

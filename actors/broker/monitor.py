@@ -1,6 +1,6 @@
-"""A broker's counters, its protection against slow groups, and its records of messages that were deleted unread.
+"""A broker's counters, its protection against slow groups, and its list of groups whose unread messages were deleted.
 
-Counters, and checks that run at an interval, belong here. Nothing here survives the broker's death.
+Counters, and checks that run at an interval, belong in this module. Their state does not survive the broker process.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ TOPIC_CREATION: Final = "raymq_topic_create_execution_time_milliseconds"
 GROUP_CREATION: Final = "raymq_consumer_group_create_execution_time_milliseconds"
 READ_TIMEOUT_S: Final = 20.0
 DAMAGED_MAX: Final = 8
-"""The most damaged messages in a row that are skipped to find a message with a time."""
+"""Maximum number of consecutive damaged messages that are skipped while searching for a message with a time."""
 _FIRST: Final = np.zeros(1, np.int64)
 
 logger = logging.getLogger(__name__)
 
 
 class CreationTimes:
-    """How long the creation of topics and groups took, by success and failure. Thread-safe."""
+    """Histograms of the time that creating topics and groups took, separately for success and failure.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._histograms = {
@@ -58,7 +59,8 @@ class CreationTimes:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Count the time of the block under TOPIC_CREATION or GROUP_CREATION. An error of the block is raised again."""
+        """Record the duration of the `with` block under TOPIC_CREATION or GROUP_CREATION. An error in the block is
+        raised again."""
         start_s, status = time.monotonic(), "failure"
         try:
             yield
@@ -67,7 +69,7 @@ class CreationTimes:
             self._histograms[name, status].add((time.monotonic() - start_s) * 1000)
 
     def figures(self) -> dict[tuple[str, str], HistogramFigures]:
-        """Return the histograms by metric name and invocation status."""
+        """Return the histograms of creation times, by metric name and invocation status."""
         return {key: histogram.figures() for key, histogram in self._histograms.items()}
 
 
@@ -90,7 +92,7 @@ class BrokerMonitor:
         self._stats = BrokerStats()
         self.creations = CreationTimes()
         self._committed: dict[str, dict[str, dict[int, int]]] = {}
-        """The committed offsets at the last `note_deletions`, by group and topic."""
+        """The committed offsets of each queue at the last `note_deletions`, by group, topic and queue id."""
         self._unread: dict[tuple[str, str, int], DeletedRange] = {}
 
     def count(self, kind: str, key: str, value: int) -> None:
@@ -99,19 +101,19 @@ class BrokerMonitor:
             self._stats.add(kind, key, value)
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Drop the counters and records of a topic, or of a group."""
+        """Drop the counters and records of a deleted topic or group."""
         with self._lock:
             for key in [key for key in self._unread if group == key[0] or topic == key[1]]:
                 del self._unread[key]
             self._stats.forget(topic, group)
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """Return counts of the messages and bytes put into a topic."""
+        """Return how many messages and bytes were stored in a topic."""
         with self._lock:
             return TopicStats(self._stats.figures(TOPIC_PUT_NUMS, topic), self._stats.figures(TOPIC_PUT_SIZE, topic))
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """Return counts of the messages that a group consumed and gave back, by topic."""
+        """Return how many messages a group consumed and sent back, by topic."""
         with self._lock:
             keys = {key for kind in (GROUP_GET_NUMS, SNDBCK_PUT_NUMS) for key in self._stats.keys(kind)}
             return {
@@ -123,7 +125,7 @@ class BrokerMonitor:
             }
 
     def sample(self) -> None:
-        """Add the store's counters to the broker's, and sample all of them."""
+        """Add the store's counters to the broker's counters, and take a sample of all counters."""
         statistics: StoreStatistics = self._storage().control("statistics", timeout_s=READ_TIMEOUT_S)
         topics = self._log.ready().topics
         with self._lock:
@@ -134,10 +136,11 @@ class BrokerMonitor:
             self._stats.sample(time.monotonic())
 
     def note_deletions(self) -> None:
-        """Record the groups that had not read messages that a full disk deleted early (clean_file_forcibly_enable).
+        """Record the groups that lost unread messages because a full disk deleted them early
+        (clean_file_forcibly_enable).
 
-        A group that reaches the gap continues after it, and commits that. So the offsets committed before the last call
-        count.
+        A group that reaches the gap continues after it and commits an offset after the gap. So this method compares
+        with the offsets that were committed before its last call.
         """
         deleted: list[DeletedRange] | None = self._storage().control("deleted_young", timeout_s=READ_TIMEOUT_S)
         if deleted is None:
@@ -169,7 +172,7 @@ class BrokerMonitor:
     def unread(self) -> list[dict[str, Any]]:
         """Return, by group and topic, the number of unread messages that a full disk deleted early.
 
-        Counts from the start of this broker.
+        Counts only deletions since this broker started.
         """
         with self._lock:
             noted = sorted(self._unread.items())
@@ -179,7 +182,7 @@ class BrokerMonitor:
         return [{"group": group, "topic": topic, "messages": count} for (group, topic), count in counts.items()]
 
     def protect(self) -> None:
-        """Switch consume_enable off for groups that are too far behind, if the settings require it (spec/messaging.md
+        """Switch consume_enable off for groups whose lag is too large, if the settings require it (spec/messaging.md
         §2.4).
 
         Reading messages that are no longer in memory slows the disk down for all other groups.
@@ -195,15 +198,16 @@ class BrokerMonitor:
                 self._update_group(replace(config, consume_enable=False))
 
     def consumed(self) -> dict[tuple[str, str], int]:
-        """Return the messages that were consumed since this broker was started, by group and topic."""
+        """Return the number of messages that were consumed since this broker was started, by group and topic."""
         return self._by_group_and_topic(GROUP_GET_NUMS)
 
     def sent_back(self) -> dict[tuple[str, str], int]:
-        """Return the messages that were given back since this broker was started, by group and topic."""
+        """Return the number of messages that were sent back since this broker was started, by group and topic."""
         return self._by_group_and_topic(SNDBCK_PUT_NUMS)
 
     def dead(self) -> dict[tuple[str, str], int]:
-        """Return the messages that became dead letters since this broker was started, by group and topic."""
+        """Return the number of messages that became dead letters since this broker was started, by group and
+        topic."""
         return self._by_group_and_topic(SNDBCK2DLQ_TIMES)
 
     def _by_group_and_topic(self, kind: str) -> dict[tuple[str, str], int]:
@@ -212,7 +216,7 @@ class BrokerMonitor:
         return {(group, topic): total for key, total in totals.items() for topic, _, group in [key.partition("@")]}
 
     def _behind_bytes(self, state: BrokerState, group: str, end: int) -> int:
-        """Return the bytes of the log after the first message that the group has not committed."""
+        """Return the size, in bytes, of the log after the first message that the group has not committed."""
         behind = 0
         for topic in state.offsets.topics(group):
             for queue_id, offset in state.offsets.committed(group, topic).items():
@@ -221,10 +225,10 @@ class BrokerMonitor:
         return behind
 
     def message_at(self, topic: str, queue_id: int, offset: int) -> MessageExt | None:
-        """Return the message at an offset, or the next one if that message was deleted or is damaged. Does not read the
-        body.
+        """Return the message at an offset, without its body. If that message was deleted or is damaged, return the next
+        message.
 
-        Returns None if there is none, and after DAMAGED_MAX damaged messages.
+        Returns None if the queue has no such message, and after DAMAGED_MAX damaged messages in a row.
         """
         for _ in range(DAMAGED_MAX + 1):
             read = partial(self._storage().fetch, [FetchRequest(topic, queue_id, offset, 1)], 1, 0.0)

@@ -1,9 +1,9 @@
-"""Answers for programs that have only Ray: built-in values, and built-in exceptions.
+"""Answers for programs without raymq: built-in values and built-in exceptions only.
 
-The values that `Broker.send` and `Broker.pull` return or raise belong here. The calling program unpickles an actor's
-answer. A SendResult, or an error of raymq, can only be unpickled if raymq is installed, but `Broker.send` and
-`Broker.pull` are for any Ray program. Each value in these answers is a str, int, bytes or None, or a list or dict of
-these; each error is a ValueError, TimeoutError or RuntimeError.
+`Broker.send` and `Broker.pull` return and raise these values, because any Ray program may call them. The calling
+program unpickles an actor's answer, and can unpickle a SendResult or a raymq error only if raymq is installed. Each
+value in these answers is a str, int, bytes or None, or a list or dict of such values. Each error is a ValueError,
+TimeoutError or RuntimeError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raymq.common.message import MessageExt, PullResult, SendResult
 
 
 def plain_send_result(result: SendResult) -> dict[str, Any]:
-    """Return SendResult's fields as a dict, with the status's name and, instead of the queue, its three fields."""
+    """Return SendResult's fields as a dict. The status is given by its name, and the queue by its three fields."""
     return {
         "status": result.status.value,
         "message_id": result.message_id,
@@ -31,7 +31,8 @@ def plain_send_result(result: SendResult) -> dict[str, Any]:
 
 
 def plain_pull_result(result: PullResult) -> dict[str, Any]:
-    """Return PullResult's fields as a dict, with the status's name; each message is a dict of MessageExt's fields."""
+    """Return PullResult's fields as a dict. The status is given by its name, and each message is a dict of MessageExt's
+    fields."""
     return {
         "status": result.status.value,
         "messages": [_plain_message(message) for message in result.messages],
@@ -53,7 +54,7 @@ def _plain_message(message: MessageExt) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn an error of raymq in the block into the error of `plain_error`; other errors pass unchanged."""
+    """Convert a raymq error in the `with` block with `plain_error`. Other errors pass unchanged."""
     try:
         yield
     except RaymqError as error:
@@ -61,10 +62,11 @@ def plain_errors() -> Iterator[None]:
 
 
 def plain_error(error: RaymqError) -> Exception:
-    """Return the built-in exception (ValueError, TimeoutError) that `error` also is, else a RuntimeError; same text.
+    """Return a built-in exception with the text of `error`: ValueError or TimeoutError if `error` is a subclass of it,
+    else RuntimeError.
 
-    Its attributes: `name`, the class of `error`; `code`, RocketMQ's response code; `retryable`, True if the same call
-    may succeed later. All attributes survive pickling.
+    The exception has three attributes: `name` is the class of `error`, `code` is RocketMQ's response code, and
+    `retryable` is True if the same call may succeed later. All three survive pickling.
     """
     builtin = next((kind for kind in (ValueError, TimeoutError) if isinstance(error, kind)), RuntimeError)
     plain: Any = builtin(str(error))

@@ -1,7 +1,7 @@
-"""All figures of a broker at one moment, for `raymq top` and the console, with few calls to its store.
+"""All metrics of a broker at one moment, for `raymq top` and the console, with few calls to the store.
 
-The age of unread messages needs a read of the log for each group and topic, so only the OLDEST_MAX largest lags have an
-age.
+Computing the age of unread messages reads the log once for each group and topic. So only the OLDEST_MAX largest lags
+have an age.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, GroupTotal
 from raymq.common.protocol.store import QueueBounds, QueuePosition, StoreStatistics
 
 PAIRS_MAX: Final = 4000
-"""The most pairs of a group and a topic in the result."""
+"""Maximum number of (group, topic) pairs in the result."""
 QUEUES_PER_CALL: Final = 4000
 OLDEST_MAX: Final = 128
 _PAIR = tuple[str, str]
@@ -34,10 +34,10 @@ def take_readings(
     *,
     with_pairs: bool = True,
 ) -> BrokerReadings:
-    """Return the figures of a broker's topics and groups.
+    """Return the metrics of a broker's topics and groups.
 
-    `consumed`: totals by group and topic; `stats` returns the counts of a topic. Without `with_pairs` only totals of
-    groups are returned. RaymqError: the store does not answer.
+    `consumed`: numbers of consumed messages by group and topic. `stats` returns the counts of a topic. Without
+    `with_pairs` only the totals of groups are returned. Raises RaymqError if the store does not answer.
     """
     statistics: StoreStatistics = store.control("statistics")
     known, groups = dict(state.topics), dict(state.groups)
@@ -81,10 +81,11 @@ def take_readings(
 def _totals(
     state: BrokerState, bounds: _BOUNDS, group: str, enabled: bool, out: int, own: Sequence[tuple[int, int | None]]
 ) -> GroupTotals:
-    """Sum up a group over all topics. `own`: its unread messages in each topic, and their age in ms if known.
+    """Sum up the metrics of a group over all topics. `own`: its unread messages in each topic, and their age in ms if
+    known.
 
-    Messages that were given back wait in its retry topic: those after its offsets there, or all if it has not committed
-    there.
+    The total includes messages that were sent back and wait in the group's retry topic: the messages after the group's
+    committed offsets, or all messages of the retry topic if the group has committed none.
     """
     retries = retry_topic(group)
     lag = sum(messages for messages, _ in own)
@@ -104,7 +105,7 @@ def _held(bounds: _BOUNDS, topic: str) -> int:
 
 
 def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, dict[int, QueueBounds]]:
-    """Return the ends of all queues of these topics, by topic and queue id."""
+    """Return the bounds of all queues of these topics, by topic and queue id."""
     queues = [(topic, number) for topic, config in topics.items() for number in range(config.read_queue_nums)]
     found: dict[str, dict[int, QueueBounds]] = {topic: {} for topic in topics}
     for start in range(0, len(queues), QUEUES_PER_CALL):
@@ -115,9 +116,8 @@ def _bounds(store: MasterStore, topics: Mapping[str, TopicConfig]) -> dict[str, 
 
 
 def _ages_ms(store: MasterStore, lags: Mapping[_PAIR, Lag]) -> dict[_PAIR, int]:
-    """Return the age of the first unread message of the pairs with the largest lags, in ms, with one call to the
-    store.
-    """
+    """Return the age, in ms, of the first unread message of each pair with one of the largest lags. Makes one call to
+    the store."""
     largest = sorted((pair for pair, lag in lags.items() if lag.messages), key=lambda pair: -lags[pair].messages)
     asked = largest[:OLDEST_MAX]
     positions = [QueuePosition(pair[1], lags[pair].queue_id, lags[pair].offset) for pair in asked]

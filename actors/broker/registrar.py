@@ -1,6 +1,6 @@
 """The registration of a broker at its NameServers: sends heartbeats, changes of topics, and complete registrations.
 
-Nothing here survives the broker's death: a new broker registers again.
+No state of this module survives the broker process: a new broker registers again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from raymq.remoting.actor_ref import ActorRef
 REGISTER_TIMEOUT_S: Final = 3.0
 
 _AWAY: Final = object()
-"""Represents the missing answer of a NameServer that did not respond."""
+"""Stands for the answer of a NameServer that did not respond."""
 
 logger = logging.getLogger(__name__)
 
 
 class Registrar:
-    """Keeps one broker registered. Thread-safe.
+    """Keeps one broker registered at all NameServers. Thread-safe.
 
-    `describe` returns the current registration. All of it is sent at least every `interval_s`; in between only changed
-    topics are sent. All NameServers are called at the same time: a hanging NameServer delays neither the others, nor
-    the broker for longer than one call may take.
+    `describe` returns the current registration. The complete registration is sent at least every `interval_s`; between
+    these times only changed topics are sent. All NameServers are called in parallel. A hanging NameServer does not
+    delay the other NameServers, and delays the broker no longer than the timeout of one call.
     """
 
     def __init__(
@@ -48,31 +48,30 @@ class Registrar:
         self._describe = describe
         self._lock = threading.Lock()
         self._told: BrokerRegistration | None = None
-        """The last registration that was sent, without its topics."""
+        """The last registration that was sent, without topics."""
         self._told_topics: dict[str, TopicConfig] = {}
         self.interval_s = interval_s
-        """Seconds between complete registrations; may be changed."""
+        """Seconds between complete registrations. The broker may change this value at any time."""
         self._register_at_s = 0.0
         self._counter = itertools.count(1)
         self._all_know = False
-        """True if every NameServer has the last registration that was sent."""
+        """True if every NameServer has received the last registration that was sent."""
         self._missed: set[ActorRef] = set()
-        """The NameServers that did not answer the last registration. They may have its version even so: a registration
-        also changes when another replica leads, or a store moves.
-        """
+        """The NameServers that did not answer the last registration. They get a complete registration again, even if
+        they have the current data version: a registration also changes without a new data version if another replica
+        becomes the master, or if a store moves."""
         self._asked = self._answered = 0
-        """The numbers of the newest call of `register`, and of the newest call whose changes were sent to the
-        NameServers.
-        """
+        """The number of the newest call of `register`, and the number of the newest such call whose changes
+        were sent."""
 
     def register(self) -> bool:
-        """Send the changes to every NameServer now, so that a new topic can be used at once.
+        """Send the changes to every NameServer now, so that clients can use a new topic at once.
 
-        Calls that arrive while another one runs share the next one. Returns True if every NameServer has the changes;
-        an absent NameServer gets them after its next heartbeat.
+        Calls that arrive while a registration is being sent share the next registration. Returns True if every
+        NameServer has the changes. An unreachable NameServer gets the changes after the next heartbeat that it answers.
         """
         self._asked = number = next(self._counter)
-        with self._lock:  # otherwise an older description could overtake a newer one
+        with self._lock:  # without the lock an older description could overtake a newer description
             if self._answered < number:
                 asked = self._asked
                 self._all_know = self._tell(self._describe())
@@ -80,9 +79,9 @@ class Registrar:
             return self._all_know
 
     def _tell(self, now: BrokerRegistration) -> bool:
-        """Send every NameServer what changed since the last registration, or all of it if that is due.
+        """Send every NameServer the changes since the last registration, or the complete registration if it is due.
 
-        Returns True if each NameServer accepted it. Called with the lock.
+        Returns True if each NameServer accepted the call. The caller holds the lock.
         """
         told, known = self._told, self._told_topics
         topics = {config.topic: config for config in now.topics}
@@ -95,7 +94,8 @@ class Registrar:
             self._register_at_s = time.monotonic() + self.interval_s
             return self._note_missed(self._call_all("register_broker", now))
         if told.data_version != now.data_version:
-            # Most are the same objects as before, so their fields need no comparison: there may be thousands.
+            # Most configurations are the same objects as before. Comparing object identity first avoids comparing the
+            # fields of thousands of topics.
             new = [config for topic, config in topics.items() if known.get(topic) is not config]
             changed = tuple(config for config in new if known.get(config.topic) != config)
             removed = tuple(known.keys() - topics.keys())
@@ -104,9 +104,8 @@ class Registrar:
         return self._all_know
 
     def _tell_forgetful(self, known: list[Any], now: BrokerRegistration) -> bool:
-        """Register at the NameServers that lack the broker's version before a call. Returns True if all have it
-        afterwards.
-        """
+        """Send the complete registration to the NameServers that do not have the broker's previous version. Returns
+        True if all NameServers have the current version afterwards."""
         answers = [
             self._call(server, "register_broker", now) if knows is False else knows
             for server, knows in zip(self._servers, known, strict=True)
@@ -114,24 +113,22 @@ class Registrar:
         return self._note_missed(answers)
 
     def _note_missed(self, answers: list[Any]) -> bool:
-        """Record which NameServers did not answer the last registration. Returns True if all did. Called with the
-        lock.
-        """
+        """Record which NameServers did not answer the last registration. Returns True if all NameServers answered. The
+        caller holds the lock."""
         self._missed = {server for server, answer in zip(self._servers, answers, strict=True) if answer is _AWAY}
         return not self._missed
 
     def beat(self) -> None:
-        """Send a heartbeat, and register at NameServers that lack the broker's current version; register at intervals,
-        too.
-        """
+        """Send a heartbeat, and register at NameServers that do not have the broker's current version. Registers at all
+        NameServers at intervals, too."""
         description = self._describe()
-        moved = self._told is None or description.nodes != self._told.nodes  # which does not change the version
+        moved = self._told is None or description.nodes != self._told.nodes  # new nodes leave the version unchanged
         if moved or time.monotonic() >= self._register_at_s:
             self.register()
             return
         known = self._call_all("broker_heartbeat", self._broker_name, description.data_version)
         with self._lock:
-            # A NameServer that does not answer again stays among the missed ones.
+            # A NameServer that again does not answer stays in `_missed`.
             known = [
                 False if server in self._missed and knows is not _AWAY else knows
                 for server, knows in zip(self._servers, known, strict=True)
@@ -140,20 +137,19 @@ class Registrar:
                 self._all_know = self._tell_forgetful(known, self._describe())
 
     def leave(self) -> None:
-        """Unregister at every NameServer. Nothing can be registered after that."""
+        """Unregister the broker at every NameServer. After this call the object cannot register again."""
         self._call_all("unregister_broker", self._broker_name)
         self._callers.shutdown()
 
     def _call_all(self, method: str, *args: Any) -> list[Any]:
-        """Return the answers of all NameServers to one call, in their order."""
+        """Call a method of all NameServers in parallel, and return the answers in the order of the NameServers."""
         if len(self._servers) == 1:
             return [self._call(self._servers[0], method, *args)]
         return list(self._callers.map(lambda server: self._call(server, method, *args), self._servers))
 
     def _call(self, server: ActorRef, method: str, *args: Any) -> Any:
-        """Return a NameServer's answer; _AWAY if it does not answer. After its return the next heartbeat shows what it
-        lacks.
-        """
+        """Return a NameServer's answer, or _AWAY if it does not answer. When the NameServer answers again, the next
+        heartbeat shows what it lacks."""
         try:
             return server.call(method, *args, timeout_s=REGISTER_TIMEOUT_S)
         except RaymqError as error:

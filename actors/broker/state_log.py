@@ -1,28 +1,30 @@
-"""The broker's state on disk: a log of changes in its own store, and a snapshot that shortens it.
+"""The broker's state on disk: a log of changes in its own store, and a snapshot so that less of the log must be
+replayed.
 
-How a decision becomes durable belongs here. How the state is read at a start belongs in stored_state.py.
+This module makes decisions durable; stored_state.py reads the state at a start.
 
     change → decide (actors.core.broker.state) → a record in `rmq_sys_broker_state` → apply
     start  ← snapshot in config/ ← later records
 
-One write runs at a time. Changes that arrive during a write are decided together, in the order of their arrival, each
-on the state with the changes before it. They go into one batch of records. So the log and the state have one order.
-Readers of the state see a change only when it is durable.
+One write runs at a time. Changes that arrive during a write are decided together, in the order of their arrival. Each
+change is decided on the state that includes the changes before it. All of them go into one batch of records. So the log
+and the state have the same order. Readers of the state see a change only after it is durable.
 
-A thread of its own, the writer, makes the writes and waits for the store. In the usual case the thread of the broker's
-lane makes a write itself (`_write_directly`): it sends the records and receives the answer as one of its events, so no
-thread is woken for a commit. In unusual cases it passes the same write to the writer.
+A separate thread, the writer, makes the writes and waits for the store. In the usual case the thread of the broker's
+lane (direct socket connection) makes a write itself (`_write_directly`): it sends the records and receives the answer
+as an event, so a commit wakes no thread. In unusual cases the lane's thread passes the write to the writer.
 
-A change is answered once every replica that may lead next has its record: the record is acknowledged as durable, or it
-can be read. After another replica becomes the master, no change is decided until its log was read; waiting changes are
-then decided on the state from that log.
+A change is answered after every replica that may become the next master has its record: the record is acknowledged as
+durable, or it can be read. After another replica becomes the master, no change is decided until the new master's log
+has been read. Waiting changes are then decided on the state from that log.
 
-The log may have records that the state lacks, such as a change whose outcome was not known in time. They are found
-because the next record does not get the expected offset; the records before it are then read. A change after one of
-unknown outcome first writes a mark, which changes nothing: then everything stored before the mark has been read.
+The log may have records that the state lacks, such as a change whose outcome was not known in time. The broker detects
+such records because the next record does not get the expected offset, and then reads the records before it. A change
+after a change of unknown outcome first writes a mark. The mark changes nothing, but after the mark is stored, every
+earlier record has been read.
 
-After a crash the snapshot and the later records give every change that was answered. A change that was not answered may
-or may not be among them.
+After a crash the snapshot and the later records restore every change that was answered. A change that was not answered
+may or may not be restored.
 """
 
 from __future__ import annotations
@@ -48,28 +50,28 @@ from raymq.common.errors import (
 from raymq.remoting.storage_client import StorageClient
 
 CHANGE_TIMEOUT_S: Final = READY_WAIT_S + 3 * (STORE_TIMEOUT_S + CONFIRM_WAIT_S)
-"""Bounds the wait for a change, including the running write, the mark, and the change's own write."""
+"""Time limit, in seconds, for a change: the wait for the running write, the mark, and the change's own write."""
 CHANGES_MAX: Final = 10_000
-"""The most changes that wait for the writer."""
+"""Maximum number of changes that wait for the writer."""
 WRITE_MAX_RECORDS: Final = 2000
 WRITE_MAX_BYTES: Final = 1 << 20
-"""The largest batch of records; a larger change is written alone."""
+"""Maximum size, in bytes, of a batch of records. A larger change is written alone."""
 DIRECT_CHANGES_MAX: Final = 200
-"""The most changes that the lane's thread decides at a time: its other clients wait during that."""
+"""Maximum number of changes that the lane's thread decides at a time. While it decides, its other clients wait."""
 
 DecidedChanges = Change | Sequence[Change] | None
 Decide = Callable[[BrokerState], DecidedChanges]
 
 
 Done = Callable[[bool, Exception | None], None]
-"""Receives a change's result (True if topics changed) or its error. It must not block."""
+"""Callback that receives a change's result (True if topics changed) or its error. The callback must not block."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A waiting change. `deadline_s`: the latest time to begin with it.
+    """A change that waits for its write. `deadline_s`: the latest time at which its write may begin.
 
-    `changed_topics` is set once the change is decided; `error`: why it was refused.
+    `changed_topics` is set when the change is decided. `error`: why the change was rejected.
     """
 
     decide: Decide
@@ -84,10 +86,10 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """A write: the `decided` changes that it answers, the `changes` to store, and their records if they were `sent`
-    already.
+    """One write to the state log: the `decided` changes that it answers, and the `changes` to store. `sent`: their
+    records, if they were sent already.
 
-    `left`: the number of changes that waited at that time, and were not decided.
+    `left`: the number of changes that waited when this write was decided, and were not decided.
     """
 
     now_ms: int
@@ -98,11 +100,11 @@ class _Write:
 
 
 class StateLog(StoredState):
-    """One broker's state. Thread-safe.
+    """One broker's state, with a log that makes each change durable. Thread-safe.
 
-    `append` stores records with these bodies in the state topic's queue, in order (StateRecords.append); only the owner
-    of the running write calls it. `copies`: the stores of the other replicas, which get the snapshots too, because one
-    of them may be the next master.
+    `append` stores records with the given bodies in the state topic's queue, in order (StateRecords.append). Only the
+    owner of the running write calls `append`. `copies`: the stores of the other replicas. They get the snapshots, too,
+    because one of these replicas may become the next master.
     """
 
     def __init__(
@@ -114,21 +116,21 @@ class StateLog(StoredState):
     ) -> None:
         super().__init__(broker_name, storage, copies)
         self._append = append
-        self._outcome_unknown = True  # the previous broker may have left a change unfinished
+        self._outcome_unknown = True  # True at the start: the previous broker may have left a change of unknown outcome
         self._writing = False
         self._alone = 0
-        """The number of next changes that are written one by one."""
+        """How many of the next changes are written one by one."""
         self._waiting: deque[_Pending] = deque()
         self._handed_over: _Write | None = None
-        """The running write, if the writer has to continue it."""
+        """The running write, if the writer thread must continue it; else None."""
         self._direct: DirectAppends | None = None
         self._writer: threading.Thread | None = None
         self._closed = False
 
     def move(self, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
-        """Use the log of another replica, the new master. No change is decided until `load` has read it.
+        """Switch to the log of another replica, the new master. No change is decided until `load` has read that log.
 
-        Waits for a running write, which may be in the new master's log already.
+        Waits for a running write, whose records may already be in the new master's log.
         """
         self._replaced.set()
         with self._changed:
@@ -138,12 +140,12 @@ class StateLog(StoredState):
             self._storage, self._copies = storage, copies
             self.waiting_for = f"{storage.name} to lead"
 
-    # Changes
+    # Methods that make changes
 
     def change(self, decide: Decide) -> bool:
-        """Decide about a change, store its records, and apply them. True if topics changed.
+        """Decide a change, store its records, and apply them. Returns True if topics changed.
 
-        RequestTimeoutError: the outcome is unknown; the same change may be tried again. Errors of `decide` are raised
+        Raises RequestTimeoutError if the outcome is unknown; the caller may retry the change. Raises errors of `decide`
         before anything is stored.
         """
         try:
@@ -154,11 +156,11 @@ class StateLog(StoredState):
             raise RequestTimeoutError(f"{self._storage.name}, to store a change,", CHANGE_TIMEOUT_S) from None
 
     def submit(self, decide: Decide) -> Future[bool]:
-        """Submit a change as `change`, without waiting. The future gets the result or the error from the writing
-        thread.
+        """Submit a change without waiting; see `change`. The writing thread sets the result or the error of the
+        returned future.
 
-        `decide` runs in that thread, on the newest state, and must not block. SystemBusyError: too many changes wait.
-        ServiceNotAvailableError: `close` was called.
+        `decide` runs in the writing thread, on the newest state, and must not block. Raises SystemBusyError if too many
+        changes wait, and ServiceNotAvailableError after `close`.
         """
         future: Future[bool] = Future()
 
@@ -172,7 +174,7 @@ class StateLog(StoredState):
         return future
 
     def submit_with(self, decide: Decide, done: Done) -> None:
-        """Submit a change as `submit`, with a function instead of the future."""
+        """Submit a change as `submit` does, with the callback `done` instead of a future."""
         with self._changed:
             if self._closed:
                 raise ServiceNotAvailableError(f"{self._broker_name} is being stopped")
@@ -180,7 +182,7 @@ class StateLog(StoredState):
                 raise SystemBusyError(f"{CHANGES_MAX} changes wait for {self._storage.name}; try again")
             self._waiting.append(_Pending(decide, done, time.monotonic() + READY_WAIT_S))
             if self._writing:
-                return  # the owner of the running write takes this change next
+                return  # the owner of the running write will take this change
             direct = self._may_write_directly() and self._direct is not None and self._direct.is_own_thread
             if direct:
                 self._writing = True
@@ -190,7 +192,7 @@ class StateLog(StoredState):
             self._write_directly()
 
     def close(self) -> None:
-        """Carry out the waiting changes, and end the writer's thread. Idempotent."""
+        """Write the waiting changes, and stop the writer thread. Idempotent."""
         with self._changed:
             writer, self._closed = self._writer, True
             self._changed.notify_all()
@@ -198,24 +200,27 @@ class StateLog(StoredState):
             writer.join(CHANGE_TIMEOUT_S)
 
     def _may_write(self) -> bool:
-        """True if a master's state is loaded, and no other replica is taking over. Called with the lock."""
+        """Return True if a master's state is loaded, and no other replica is taking over. The caller holds the
+        lock."""
         return self._ready.is_set() and not self._replaced.is_set()
 
-    # Run by the lane's thread
+    # Methods that run in the thread of the lane (direct socket connection)
 
     def write_by(self, direct: DirectAppends) -> None:
-        """Let the thread of `direct` write the changes that it submits, in the usual case."""
+        """In the usual case, let the thread of `direct` write the changes that it submits."""
         self._direct = direct
 
     def _may_write_directly(self) -> bool:
-        """True if nothing needs the writer, which alone may wait. Called with the lock."""
+        """Return True if no work is left that only the writer thread may do because it can block. The caller holds the
+        lock."""
         return self._may_write() and not self._outcome_unknown and not self._alone
 
     def _write_directly(self) -> None:
-        """Decide about the waiting changes, and send their records; `_answered_directly` continues.
+        """Decide the waiting changes and send their records without blocking. `_sent` continues after the store's
+        answer.
 
-        It differs from `_write` in two ways: it writes no mark, and it leaves the write to the writer if the store must
-        open topics first, or cannot be reached without waiting.
+        This method differs from `_write` in two ways. It writes no mark. It leaves the write to the writer thread if
+        the store must open topics first, or if the records cannot be sent without waiting.
         """
         direct = self._direct
         assert direct is not None
@@ -226,13 +231,13 @@ class StateLog(StoredState):
                 if self._topics_to_open(write.changes) or not self._send(direct, write):
                     self._hand_over(write)
                 return
-        except Exception as error:  # whatever the error is, the callers wait for an answer
+        except Exception as error:  # catch every error: the callers wait for an answer
             self._give_up(write, error)
         if self._begins_next():
-            direct.call_soon(self._write_directly)  # not at once: other clients of the lane wait for this thread, too
+            direct.call_soon(self._write_directly)  # later: other clients of the lane also wait for this thread
 
     def _send(self, direct: DirectAppends, write: _Write) -> bool:
-        """Send a write's records directly. Returns False if that is impossible now."""
+        """Send a write's records directly. Returns False if they cannot be sent now."""
         bodies = [encode_change(change) for change in write.changes]
         self._outcome_unknown = True
         if direct.send(self._storage, bodies, lambda sent: self._sent(write, sent)):
@@ -241,7 +246,7 @@ class StateLog(StoredState):
         return False
 
     def _sent(self, write: _Write, sent: SentRecords) -> None:
-        """Handle the outcome of records that were sent directly."""
+        """Handle the outcome of a write whose records were sent directly."""
         stored = sent.stored
         if stored is None or not stored.durable or not self._follows(stored, write.changes):
             write.sent = sent
@@ -256,7 +261,8 @@ class StateLog(StoredState):
                 self._write_directly()
 
     def _begins_next(self) -> bool:
-        """End a write, and begin the next one if this thread may make it."""
+        """Finish a write, and begin the next write if this thread may make it. Returns True if the next write has
+        begun."""
         with self._changed:
             if self._waiting and self._may_write_directly():
                 return True
@@ -266,22 +272,22 @@ class StateLog(StoredState):
         return False
 
     def _hand_over(self, write: _Write) -> None:
-        """Let the writer continue a write."""
+        """Pass a write to the writer thread, which continues it."""
         with self._changed:
             self._handed_over = write
             self._wake_writer()
 
-    # Run by the writer's thread
+    # Methods that run in the writer thread
 
     def _wake_writer(self) -> None:
-        """Wake the writer, and threads that wait for the end of a write. Called with the lock."""
+        """Wake the writer thread, and all threads that wait for a write to finish. The caller holds the lock."""
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, name="broker-writer", daemon=True)
             self._writer.start()
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        """Carry out changes as they arrive, until `close`."""
+        """Write changes as they arrive, until `close`."""
         while (write := self._next_write()) is not None:
             try:
                 self._write(write)
@@ -291,7 +297,8 @@ class StateLog(StoredState):
                 self._end_write()
 
     def _end_write(self) -> None:
-        """End a write of the writer; the lane's thread makes the next one, if it may."""
+        """Finish a write of the writer thread. If possible, the lane's thread (direct socket connection) makes the next
+        write."""
         with self._changed:
             direct = self._direct
             if self._waiting and self._may_write_directly() and direct is not None and direct.leads_to(self._storage):
@@ -301,7 +308,8 @@ class StateLog(StoredState):
             self._changed.notify_all()
 
     def _next_write(self) -> _Write | None:
-        """Wait for the next write, or for one to continue, and begin it. Returns None when the log is closed."""
+        """Wait until a write can begin or must be continued, and return it. Returns None after the log is
+        closed."""
         while True:
             with self._changed:
                 write, late = self._begin()
@@ -318,7 +326,8 @@ class StateLog(StoredState):
                 pending.answer()
 
     def _begin(self) -> tuple[_Write | None, list[_Pending]]:
-        """Return a write to continue or begin, and the changes that expired before they could. Called with the lock."""
+        """Return a write to continue or begin, and the changes that expired before their write could begin. The caller
+        holds the lock."""
         handed_over, self._handed_over = self._handed_over, None
         if handed_over is not None or self._writing or not self._waiting:
             return handed_over, []
@@ -331,9 +340,9 @@ class StateLog(StoredState):
         return None, late
 
     def _write(self, write: _Write) -> None:
-        """Decide about the next changes, up to the limit of one write, store their records and answer them.
+        """Decide the next changes, up to the limit of one write, then store their records and answer the changes.
 
-        Continues with a write that was begun already.
+        If the write has already been decided, only store its records and answer its changes.
         """
         try:
             if not write.changes:
@@ -344,19 +353,20 @@ class StateLog(StoredState):
                 if write.sent is None:
                     self._open_topics(write.changes)
                 if self._store(write):
-                    self._open_topics(write.changes)  # another instance may have deleted some of the topics in between
+                    self._open_topics(write.changes)  # again: another broker may have deleted some topics in between
                     for pending in write.decided:
                         pending.changed_topics = True
-        except Exception as error:  # whatever the error is, the callers wait for an answer
+        except Exception as error:  # catch every error: the callers wait for an answer
             self._give_up(write, error)
         else:
             for pending in write.decided:
                 pending.answer()
 
     def _give_up(self, write: _Write, error: Exception) -> None:
-        """Answer the changes of a failed write, and waiting changes that would fail in the same way.
+        """Answer the changes of a failed write, and the waiting changes that would fail for the same reason.
 
-        If the write cannot succeed, one of its changes may be the cause: then each is written alone.
+        If a retry of the write would fail, too, one of the changes may be the cause. In that case each change is
+        written alone.
         """
         failed, retryable = write.decided, isinstance(error, RaymqError) and error.retryable
         with self._lock:
@@ -365,7 +375,7 @@ class StateLog(StoredState):
                 self._waiting.extendleft(reversed(failed))
                 self._alone = len(failed)
                 return
-            if retryable or not failed:  # the cause concerns all changes: the store, or the mark
+            if retryable or not failed:  # the cause is the store or the mark, so all changes fail
                 left = write.left if write.changes else len(self._waiting)
                 failed = failed + [self._waiting.popleft() for _ in range(left)]
         for pending in failed:
@@ -373,10 +383,10 @@ class StateLog(StoredState):
             pending.answer()
 
     def _decide(self, write: _Write, most: int = CHANGES_MAX) -> None:
-        """Decide about waiting changes, in order.
+        """Decide the waiting changes, in order.
 
-        Changes that must be answered when the write's changes are stored become its `decided`. All others, whose
-        answers depend on none of the write's changes, are answered now.
+        A change that must wait for the write's records is added to the write's `decided`. Any other change depends on
+        none of these records and is answered now.
         """
         changes, decided = write.changes, write.decided
         size_bytes = 0
@@ -398,11 +408,12 @@ class StateLog(StoredState):
         write.left = len(self._waiting)
 
     def _decide_one(self, pending: _Pending, now_ms: int) -> list[Change]:
-        """Return the changes that one caller asks for, applied to the state ahead; none if they are refused."""
+        """Return the changes that one caller requests, and apply them to the state ahead; an empty list if they are
+        rejected."""
         before = self._ahead.topics_version
         try:
             decided = pending.decide(self._ahead)
-        except Exception as error:  # an error of the caller's function
+        except Exception as error:  # `decide` is the caller's function, and its error goes to the caller
             pending.error = error
             return []
         changes = [decided] if isinstance(decided, dict) else list(decided or ())
@@ -412,9 +423,9 @@ class StateLog(StoredState):
         return changes
 
     def _store(self, write: _Write) -> bool:
-        """Store the records of a write's changes, then apply them and every earlier record to the state.
+        """Store the records of a write's changes, then apply these records and every earlier record to the state.
 
-        Returns True if there were other records before them.
+        Returns True if other records lie between the known state and these records.
         """
         self._outcome_unknown = True
         if write.sent is not None:
@@ -432,7 +443,7 @@ class StateLog(StoredState):
         return not follows
 
     def _take_stored(self, write: _Write, stored: StoredRecords) -> None:
-        """Apply a write's changes, which are durable and the next ones."""
+        """Apply a write's changes. Their records are durable, and follow the known records without a gap."""
         with self._lock:
             for change in write.changes:
                 self._apply(change, write.now_ms)
@@ -441,7 +452,7 @@ class StateLog(StoredState):
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Copy an error, with its class and text: several threads raise it, and each adds its own traceback."""
+    """Copy an error, with its class and text. Several threads raise the error, and each adds its own traceback."""
     if not isinstance(error, RaymqError):
         return error
     copy = type(error)(*error.args)

@@ -1,8 +1,8 @@
 """Appends the records of a broker's changes to the log of its group's master.
 
-The encoding of state records, and the number of attempts to append them, belong here. A batch is encoded once. After a
-failure the same bytes go to the current master, with the same producer sequence. So each record is stored once, even if
-another replica becomes the master in between.
+This module encodes state records and retries appends. A batch is encoded once. After a failure the same bytes, with the
+same producer sequence, go to the current master. So each record is stored once, even if another replica has become the
+master.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from raymq.remoting.storage_client import StorageClient
 
 STORE_TIMEOUT_S: Final = 20.0
 ATTEMPT_TIMEOUT_S: Final = 5.0
-"""The timeout of one append. If the store hangs, another replica leads long before."""
+"""Timeout, in seconds, of one append. If the store hangs, another replica becomes the master long before this
+time."""
 
 _COMPRESSION: Final = Compression(CompressionType.ZSTD)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecords:
-    """The queue offsets of a stored batch, [`queue_offset`, `next_offset`). Other records may lie between its own.
+    """The queue offsets of a stored batch: [`queue_offset`, `next_offset`). Records of other batches may lie in this
+    range, too.
 
-    `durable`: the batch is on every disk that the settings require, so no failover loses it.
+    `durable`: True if the batch is on every disk that the settings require, so that no failover loses it.
     """
 
     queue_offset: int
@@ -44,7 +46,7 @@ class StoredRecords:
 
 
 class StateRecords:
-    """Appends records to the state topic's queue. Used by one thread at a time.
+    """Appends records to the state topic's queue. Only one thread at a time may use it.
 
     `master` returns the current master's store; `born_host` is an IP address and a port.
     """
@@ -56,18 +58,18 @@ class StateRecords:
         self._next_sequence = 0
 
     def append(self, bodies: Sequence[bytes]) -> StoredRecords:
-        """Store records with these bodies, in one batch, and return their offsets.
+        """Store records with these bodies in one batch, and return their queue offsets.
 
-        RequestTimeoutError: after STORE_TIMEOUT_S it is unknown whether the records are stored. After any other error
-        they are not stored: ServiceNotAvailableError if no store accepted them in that time, or the error of a store
-        that cannot accept them. StoreNotWritableError comes at once: a full disk stays full for longer.
+        Raises RequestTimeoutError if, after STORE_TIMEOUT_S, it is unknown whether the records are stored. After any
+        other error the records are not stored. Raises ServiceNotAvailableError if no store accepted the records within
+        STORE_TIMEOUT_S, or the error of a store that cannot accept them. Raises StoreNotWritableError without a retry,
+        because a full disk stays full for longer.
         """
         return self.store(self.encode(bodies))
 
     def store(self, batch: EncodedBatch, *, in_doubt: bool = False) -> StoredRecords:
-        """Store records that `encode` made, as `append` does. `in_doubt`: it is unknown whether they are stored
-        already.
-        """
+        """Store a batch that `encode` made; see `append`. `in_doubt`: it is unknown whether the records are already
+        stored."""
         deadline_s = time.monotonic() + STORE_TIMEOUT_S
         backoff = Backoff()
         while True:
@@ -90,7 +92,8 @@ class StateRecords:
                 raise
 
     def encode(self, bodies: Sequence[bytes]) -> EncodedBatch:
-        """Encode a batch of the bodies. Its sequences are never used again: a store expects gaps."""
+        """Encode the bodies as one batch. The batch's producer sequences are never used again; a store accepts
+        gaps."""
         first, self._next_sequence = self._next_sequence, self._next_sequence + len(bodies)
         return encode_batch(
             [Message(STATE_TOPIC, body) for body in bodies],
@@ -104,6 +107,6 @@ class StateRecords:
 
 
 def stored_records(result: AppendResult, count: int) -> StoredRecords:
-    """Return the place of `count` records, according to the store's answer."""
+    """Return the queue offsets of `count` records, taken from the store's answer."""
     offsets = result.queue_offsets or (result.queue_offset, result.queue_offset + count - 1)
     return StoredRecords(offsets[0], offsets[-1] + 1, result.status is SendStatus.SEND_OK)

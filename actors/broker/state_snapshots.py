@@ -1,11 +1,11 @@
 """The snapshots of a broker's state in the stores of its group, and the records that retention must keep for them.
 
-When a store's snapshot is valid belongs here; the files and their format are in actors.core.broker.snapshot.
+This module decides if a store's snapshot is valid; the files and their format are in actors.core.broker.snapshot.
 
     config/  ← topics, groups, offsets, and last the position     (StateSnapshots.write)
              ← the position up to which retention may delete      (HOLDS_FILE): that of the previous snapshot
 
-A crash between two files leaves an older position; the records are applied again from there.
+A crash between writing two files leaves an older position. The records from that position on are then applied again.
 """
 
 from __future__ import annotations
@@ -24,52 +24,56 @@ from storage.files.config_files import parse_fastjson
 from storage.retention.cleaner import HOLDS_FILE
 
 CALL_TIMEOUT_S: Final = 5.0
-"""The timeout of one call to a store. If the store hangs, another replica leads long before."""
+"""Timeout, in seconds, of one call to a store. If the store hangs, another replica becomes the master long before this
+time."""
 
 logger = logging.getLogger(__name__)
 
 
 class StateSnapshots:
-    """The snapshots of one broker's state. Only one thread at a time calls each method."""
+    """Reads and writes the snapshots of one broker's state. Only one thread at a time may call a method."""
 
     def __init__(self, broker_name: str) -> None:
         self._broker_name = broker_name
         self._positions: dict[str, int] = {}
-        """The position of the last complete snapshot in each store, by the store's name, as far as known."""
+        """The position of the last complete snapshot in each store, by the store's name. Stores with an unknown
+        position are missing."""
 
     def read(self, storage: StorageClient) -> tuple[BrokerState, int, QueueBounds]:
-        """Return the state in a store's snapshot, the position of the first record that it may lack, and the records'
-        bounds.
-        """
+        """Read the snapshot in a store. Returns the state, the position of the first record that the state may lack,
+        and the bounds of the state topic's queue."""
         state, position = load_snapshot(
             lambda name: storage.control("read_config", name, timeout_s=CALL_TIMEOUT_S), parse_fastjson
         )
-        # Hold before any change: from here on retention keeps the state's records until a snapshot has them.
+        # Set the hold before any change: from now on retention keeps the state's records until a snapshot includes
+        # them.
         if storage.control("read_config", HOLDS_FILE, timeout_s=CALL_TIMEOUT_S) is None:
             _hold_records(storage, position)
         bounds = storage.queue_bounds(STATE_TOPIC, 0, CALL_TIMEOUT_S)
         if position > bounds.max_offset:
-            # The snapshot has records that the log has lost. Without a new snapshot, new records would count as part of
-            # it.
+            # The snapshot has records that the log has lost. Without a new snapshot, new records at these positions
+            # would count as already included.
             logger.warning(
                 "%s: the snapshot in %s ends at %d, its log at %d; written again",
                 *(self._broker_name, storage.name, position, bounds.max_offset),
             )
             position = bounds.max_offset
             _write(storage, dump_snapshot(state, position))
-        # Retention may have deleted the log's start past the snapshot's position: the snapshot has those records.
+        # Retention may have deleted the first records after the snapshot's position. It deletes only records that a
+        # snapshot includes.
         self._positions[storage.name] = position = max(position, bounds.min_offset)
         return state, position, bounds
 
     def write(self, store: StorageClient, files: Mapping[str, str], position: int) -> None:
-        """Write a snapshot's files to one store, in order, up to the first failure.
+        """Write a snapshot's files to one store, in order, and stop at the first failure.
 
-        The position is the last file, because it must not be ahead of any other file.
+        The file with the position is last, because the position must not be ahead of any other file.
         """
         _write(store, files)
         known = self._positions.get(store.name)
         if known is not None:
-            # Not up to this snapshot: the files' .bak copies, which may be needed, hold the previous one.
+            # Hold the records after the previous snapshot, not after this one: the files' .bak copies, which may be
+            # needed, hold the previous snapshot.
             _hold_records(store, known)
         self._positions[store.name] = position
 
@@ -80,5 +84,6 @@ def _write(store: StorageClient, files: Mapping[str, str]) -> None:
 
 
 def _hold_records(store: StorageClient, position: int) -> None:
-    """Let a store's retention delete only the state's records before `position`, which its snapshots have."""
+    """Limit a store's retention: it may delete only the state's records before `position`, which the snapshots
+    include."""
     _write(store, {HOLDS_FILE: json.dumps({STATE_TOPIC: {"0": position}})})

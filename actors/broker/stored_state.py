@@ -1,7 +1,6 @@
-"""The broker's state as its store has it: reads the log and the snapshot, and writes snapshots.
+"""The broker's state as stored: reads the state's log and its snapshot, and writes snapshots.
 
-How the state is read at a start, and what the store must know about topics, belongs here. Changes are decided and
-written in state_log.py.
+This module reads the state at a start, and opens topics in the store. state_log.py decides and writes changes.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ from raymq.remoting.storage_client import StorageClient
 
 READY_WAIT_S: Final = 10.0
 CONFIRM_WAIT_S: Final = 5.0
-"""The timeout for reading a record that was stored late, or with too few copies."""
+"""Timeout, in seconds, for reading a record that was stored late, or with too few replicas."""
 SNAPSHOTS_OF_A_CHANGE: Final = 2
-"""Retention may delete the records of a change once two snapshots have it: a file, and its .bak."""
+"""Number of snapshots (a file and its .bak copy) that must include a change before retention may delete the change's
+records."""
 REPLAY_BATCH: Final = 1000
 
 LEASE_CLOCK: Final = LeaseClock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
-"""The clock of this broker's leases. It continues from the times of the records that the broker has read."""
+"""The clock of this broker's leases. It never falls behind the times of the records that the broker has read."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,46 +47,46 @@ T = TypeVar("T")
 
 
 class StoredState:
-    """One broker's state and its place in the store's log. Thread-safe.
+    """One broker's state and the position of this state in the store's log. Thread-safe.
 
-    Any thread may call the public methods. The owner of the running write (StateLog) calls the private methods. A
-    private method's docstring says if the caller must have the lock.
+    Any thread may call the public methods. Only the owner of the running write (StateLog) calls the private methods. A
+    private method's docstring states whether the caller must hold the lock.
     """
 
     def __init__(self, broker_name: str, storage: StorageClient, copies: Sequence[StorageClient]) -> None:
         self._broker_name = broker_name
         self._storage, self._copies = storage, copies
         self._lock = threading.Lock()
-        """Guards the fields below. Held only briefly, and never during a call to a store."""
+        """Guards the attributes below. Held only briefly, and never during a call to a store."""
         self._changed = threading.Condition(self._lock)
         self._state = BrokerState()
         self._ahead = BrokerState()
-        """The state including the changes that are being stored; equal to the state while no write runs."""
+        """The state including the changes that are being stored. Equal to `_state` if no write runs."""
         self._closed_topics: set[str] = set()
-        """The topics whose messages the store may refuse, because the topics were deleted."""
+        """Deleted topics, whose messages the store may reject."""
         self._position = self._snapshot_position = 0
         self._snapshots_left = 0
-        """How many more times the snapshot of `_snapshot_position` must be written."""
+        """How many more times the snapshot at `_snapshot_position` must be written."""
         self._snapshots = StateSnapshots(broker_name)
         self._ready = threading.Event()
         self._replaced = threading.Event()
-        """Set while `StateLog.move` waits for the running write; no other write begins."""
+        """Set while `StateLog.move` waits for the running write. No other write may begin while it is set."""
         self.waiting_for = f"{storage.name} to open its store"
 
     @property
     def is_ready(self) -> bool:
-        """True if the state has been read."""
+        """True if the state has been read from the store."""
         return self._ready.is_set()
 
     @property
     def position(self) -> int:
-        """The first record of the log that is not in the state. Moves with each change."""
+        """The queue offset of the first log record that the state does not include. Every change advances the
+        position."""
         return self._position
 
     def ready(self) -> BrokerState:
-        """Return the state, for reading. ServiceNotAvailableError: it was not read from the store within
-        READY_WAIT_S.
-        """
+        """Return the state, for reading. Raises ServiceNotAvailableError if the state is not read from the store within
+        READY_WAIT_S."""
         if not self._ready.wait(READY_WAIT_S):
             raise self._not_ready()
         return self._state
@@ -106,7 +106,8 @@ class StoredState:
     def load(self, agree: Callable[[BrokerState], None] = lambda state: None) -> None:
         """Read the snapshot and the later records, and call `agree` with the state before any change is decided.
 
-        Raises RaymqError if the store cannot be read now, and the errors of `agree`; no change can be decided then.
+        Raises RaymqError if the store cannot be read now, and raises the errors of `agree`. After an error no change
+        can be decided.
         """
         storage = self._storage
         try:
@@ -144,7 +145,8 @@ class StoredState:
     def _next_records(
         self, storage: StorageClient, position: int, wait_s: float
     ) -> tuple[list[tuple[bytes, int]], int]:
-        """Return the next records from `position` on, as (body, store time in ms), and the position after them.
+        """Read the next records from `position` on. Returns them as (body, store time in ms), and the position after
+        them.
 
         Waits up to `wait_s` for the first record.
         """
@@ -154,32 +156,33 @@ class StoredState:
         return [(record.body, record.store_timestamp_ms) for record in records], max(position, result.next_offset)
 
     def read(self, reader: Callable[[BrokerState], T]) -> T:
-        """Return the result of `reader`, which gets the state while nothing changes it."""
+        """Call `reader` with the state, while nothing changes the state, and return the result."""
         while True:
             self.ready()
             with self._lock:
-                if self._ready.is_set():  # otherwise another replica has become the master
+                if self._ready.is_set():  # if it is not set, another replica has become the master
                     return reader(self._state)
 
     def peek(self, reader: Callable[[BrokerState], T]) -> T | None:
-        """Read as `read`, without waiting. Returns None while the state is not loaded."""
+        """Call `reader` with the state as `read` does, without waiting. Returns None if the state is not
+        loaded."""
         with self._lock:
             return reader(self._state) if self._ready.is_set() else None
 
     def _follows(self, stored: StoredRecords, changes: Sequence[Change]) -> bool:
-        """True if the records of changes are the next ones, without other records between them."""
+        """Return True if the records of `changes` follow the known records directly, without other records in
+        between."""
         return stored.queue_offset <= self._position and len(changes) == stored.next_offset - stored.queue_offset
 
     def _apply(self, change: Change, now_ms: int) -> None:
-        """Apply a durable change to the state. Called with the lock."""
+        """Apply a durable change to the state. The caller holds the lock."""
         self._state.apply(change, now_ms)
         if change["kind"] == "topic_delete":
-            self._closed_topics.add(change["topic"])  # the store gets the deletion next
+            self._closed_topics.add(change["topic"])  # the next call to the store deletes the topic there
 
     def _read_up_to(self, next_offset: int) -> None:
-        """Apply the records before an offset once they can be read: a visible record survives the loss of this
-        master.
-        """
+        """Apply the records before `next_offset` as soon as they can be read. A readable record survives the loss of
+        this master."""
         deadline_s = time.monotonic() + CONFIRM_WAIT_S
         try:
             while self._position < next_offset:
@@ -199,8 +202,8 @@ class StoredState:
     def _open_topics(self, changes: Sequence[Change]) -> None:
         """Make the store accept messages for new topics, before the topics exist.
 
-        Topics of the same names may have been deleted. A store of several replicas has only the deletions from the time
-        when it led, so the call is made for each topic.
+        Topics of the same names may have been deleted. A store of a group with several replicas has only the topic
+        deletions from the time when it was the master. So this method calls the store for each new topic.
         """
         wanted = self._topics_to_open(changes)
         if wanted:
@@ -224,7 +227,7 @@ class StoredState:
             try:
                 self._storage.control("open_topics", topics, timeout_s=min(left_s, CALL_TIMEOUT_S))
             except NotMasterError as error:
-                return error  # not retried: `move` may wait for the running change
+                return error  # not retried: `move` may wait for the running change to finish
             return None
 
         replaced = persist_until(time.monotonic() + STORE_TIMEOUT_S, call)
@@ -232,16 +235,16 @@ class StoredState:
             raise replaced
 
     def snapshot(self) -> None:
-        """Write the snapshot, unless all stores have it twice.
+        """Write the snapshot, unless all stores have it twice (the file and its .bak copy).
 
-        Retention keeps the records after the last snapshot but one, and with them the whole log from there on.
-        RaymqError: the snapshot failed; the log still has everything.
+        Retention keeps the records after the snapshot before the last, and so keeps the whole log from that point on.
+        Raises RaymqError if the snapshot fails; in that case the log still has every record.
         """
         with self._lock:
             position, storage, copies = self._position, self._storage, self._copies
             left = SNAPSHOTS_OF_A_CHANGE if position != self._snapshot_position else self._snapshots_left
             if not left or not self._ready.is_set():
-                return  # before another master's state is loaded, the state here does not match its log
+                return  # until another master's state is loaded, the state in memory does not match the master's log
             state = self._state.copy()
         files = dump_snapshot(state, position)
         self._snapshots.write(storage, files, position)
@@ -250,7 +253,7 @@ class StoredState:
             try:
                 self._snapshots.write(copy, files, position)
             except RaymqError as error:
-                # That store's retention keeps the records instead, from which a snapshot can be made.
+                # The retention of that store keeps the records until a later snapshot succeeds.
                 logger.info("cannot write the snapshot to %s; a later snapshot retries: %s", copy.name, error)
                 left = SNAPSHOTS_OF_A_CHANGE
         with self._lock:

@@ -1,1 +1,1 @@
-"""The decisions of the actors, without Ray: no clock, no sleep, no network. Times are arguments."""
+"""The decisions of the actors, without Ray, clocks, sleeps or network calls. Times are arguments."""

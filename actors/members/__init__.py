@@ -1,1 +1,1 @@
-"""The methods of the Broker actor that carry questions to clients."""
+"""The methods of the Broker actor that pass queries (Question) to clients."""

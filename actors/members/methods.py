@@ -1,7 +1,8 @@
-"""The methods of the Broker actor for questions to clients (raymq.common.members.questions).
+"""The methods of the Broker actor for queries to clients (raymq.common.members.questions).
 
-A client's poll for questions waits on the broker's lane, where it needs no thread. An asker waits in a thread of the
-actor, so few may ask at a time. Nothing survives the broker.
+A client polls for queries over the broker's lane (direct socket connection), where a poll needs no thread while it
+waits. The sender of a query waits in a thread of the actor, so only few senders may wait at the same time. No query
+survives the broker.
 """
 
 from __future__ import annotations
@@ -23,29 +24,30 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.loop import Loop
 
 ASKS_MAX: Final = 8
-"""The most questions whose askers wait at a time; each one occupies a thread of the actor."""
+"""Maximum number of queries whose senders wait at the same time; each sender occupies a thread of the actor."""
 ASK_MAX_S: Final = 30.0
-"""The longest wait of an asker."""
+"""Maximum time, in seconds, that the sender of a query waits for the answer."""
 
 
 class QuestionMethods:
-    """The part of the Broker for questions; the actor inherits its methods. Thread-safe."""
+    """The Broker's methods for queries to clients; the Broker actor inherits from this class. Thread-safe."""
 
     def __init__(self, loop: Callable[[], Loop]) -> None:
-        """`loop` returns the loop of the broker's lane, once it exists."""
+        """`loop` returns the event loop of the broker's lane (direct socket connection), after that loop
+        exists."""
         self._question_loop = loop
         self._questions = QuestionBoard()
         self._questions_lock = threading.Lock()
-        """Guards everything below, and the board."""
+        """Guards all attributes below, and the board of queries."""
         self._held: dict[str, LaneRequest] = {}
-        """The polls of clients that wait for a question."""
+        """The waiting polls, by client id."""
         self._askers: dict[str, Future[bytes]] = {}
-        """The askers that wait for an answer, by ticket."""
+        """The senders that wait for an answer, by the query's ticket."""
 
     def _take_questions_soon(self, lane: LaneRequest, client_id: str, wait_s: float) -> None:
-        """Take the questions that wait for a client, and record that it polls. Safe to repeat.
+        """Take the queries that wait for a client, and record the client's poll. Safe to repeat.
 
-        The answer comes with the first question, or after `wait_s`, at most QUESTION_WAIT_S.
+        The poll is answered when a query arrives, or after `wait_s`, at most QUESTION_WAIT_S.
         """
         now_s = time.monotonic()
         with self._questions_lock:
@@ -54,7 +56,7 @@ class QuestionMethods:
             if not taken:
                 self._held[client_id] = lane
         if before is not None:
-            before.answer(encode_result([]))  # of a broken lane: the client has polled again
+            before.answer(encode_result([]))  # the earlier poll's connection broke; the client has polled again
         if taken:
             lane.answer(encode_result(taken))
         else:
@@ -62,7 +64,7 @@ class QuestionMethods:
             self._question_loop().call_at(end_s, partial(self._end_call, client_id, lane))
 
     def _end_call(self, client_id: str, lane: LaneRequest) -> None:
-        """End a client's poll that still waits."""
+        """Answer a client's poll that still waits, without queries."""
         with self._questions_lock:
             if self._held.get(client_id) is not lane:
                 return
@@ -70,9 +72,9 @@ class QuestionMethods:
         lane.answer(encode_result([]))
 
     def answer_question(self, client_id: str, ticket: str, answer: bytes) -> None:
-        """Pass on a client's answer, an encoded MemberAnswer, to the question `ticket`.
+        """Pass a client's answer, an encoded MemberAnswer, to the sender of the query `ticket`.
 
-        Drops an answer that nobody waits for. InvalidArgumentError: the answer is too long.
+        Drops the answer if no sender waits for it. Raises InvalidArgumentError if the answer is too long.
         """
         if len(answer) > MEMBER_ANSWER_MAX_BYTES:
             raise InvalidArgumentError(f"an answer has at most {MEMBER_ANSWER_MAX_BYTES} bytes, not {len(answer)}")
@@ -82,10 +84,12 @@ class QuestionMethods:
             asker.set_result(answer)
 
     def ask_client(self, client_id: str, question: Question, timeout_s: float) -> bytes | None:
-        """Ask a live client, and wait up to `timeout_s` (at most ASK_MAX_S) for its answer, an encoded MemberAnswer.
+        """Send a query to a live client, and wait up to `timeout_s` (at most ASK_MAX_S) for the answer, an encoded
+        MemberAnswer.
 
-        None: the client does not poll at this broker, and did not get the question. RequestTimeoutError: the client did
-        not answer, but may have got the question. SystemBusyError: too many askers wait.
+        Returns None if the client does not poll this broker; the client did not get the query. Raises
+        RequestTimeoutError if the client did not answer; the client may have got the query. Raises SystemBusyError if
+        too many senders wait.
         """
         asker: Future[bytes] = Future()
         question = replace(question, ticket=secrets.token_hex(16))
@@ -107,7 +111,7 @@ class QuestionMethods:
                 self._questions.withdraw(question.ticket)
 
     def _tell(self, client_id: str) -> None:
-        """Answer a client's waiting poll: there are questions."""
+        """Answer a client's waiting poll, because a query has arrived."""
         with self._questions_lock:
             lane = self._held.pop(client_id, None)
             taken = [] if lane is None else self._questions.take(client_id, time.monotonic())
@@ -115,7 +119,7 @@ class QuestionMethods:
             lane.answer(encode_result(taken))
 
     def _client_has_ended(self, client_id: str) -> None:
-        """Release the poll of a client that ends."""
+        """Remove a client that has shut down, and answer its waiting poll."""
         with self._questions_lock:
             self._questions.leave(client_id)
             lane = self._held.pop(client_id, None)

@@ -1,18 +1,20 @@
-"""Pull serves all push-consumer instances of one Ray node: it fetches, feeds their Listeners, and commits offsets.
+"""Pull: the actor that serves all push-consumer instances of one Ray node. It fetches messages, feeds them to the
+instances' Listeners, and commits offsets.
 
-Only the committed offsets survive its death, at the brokers (BROADCASTING: in a file on this node). Ray starts it
-again, its Listeners call within seconds, and it makes their instances again (raymq.client.consumer.push.hosting). The
-instances join their groups and continue from the committed offsets, so messages that were in flight are delivered
-again. A Listener stores for its instance which queues the user has paused, and whether the instance is suspended.
+Only the committed offsets survive a crash of the actor, at the brokers (BROADCASTING: in a file on this node). Ray
+restarts the actor. Its Listeners call within seconds, and their calls recreate the instances
+(raymq.client.consumer.push.hosting). The instances join their groups and continue from the committed offsets, so
+messages that were in flight are delivered again. A Listener stores for its instance which queues the user has paused,
+and whether the instance is suspended.
 
-An instance ends when it is stopped, or when its Listener has ended for good because the user's program ended. The actor
-ends itself when it has had no instance for IDLE_EXIT_S.
+An instance ends when it is stopped, or when its Listener has ended permanently because the user's program ended. The
+actor ends after it has had no instance for IDLE_EXIT_S.
 
     member thread     turns of all instances: fences, releases, ends       routes thread   queues, in BROADCASTING
     and the threads of PullServices: fetching, feeding, committing, heartbeats
 
-May wait for: Storage, Broker, Rebalance, NameServer, Listener. None of them waits for a Pull, except a Listener's
-thread that asks for hosting.
+The actor may wait for Storage, Broker, Rebalance, NameServer and Listener actors. None of these waits for a Pull actor,
+except the thread of a Listener that requests hosting.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ STOPPING_INTERVAL_S: Final = 0.02
 IDLE_EXIT_S: Final = 60.0
 CLOSE_WITHIN_S: Final = 25.0
 STOPPED_KEPT: Final = 1000
-"""The most keys of stopped instances that are kept, because their Listeners may call once more."""
+"""Maximum number of stopped instances whose keys are remembered, because their Listeners may call once more."""
 
 logger = logging.getLogger(__name__)
 
 
 class Pull:
-    """The actor around the push-consumer instances of one node."""
+    """The actor that hosts the push-consumer instances of one node."""
 
     def __init__(self, nameservers: Sequence[NameServerName]) -> None:
         take_turns_quickly()
@@ -60,20 +62,21 @@ class Pull:
         self._services = PullServices(nameservers, self._node_id, ray.util.get_node_ip_address(), life)
         CLIENT_FIGURES.identify("pull", str(PullName(self._node_id)))
         self._lock = threading.Lock()
-        """Guards everything below."""
+        """Guards all attributes below."""
         self._instances: dict[str, PushInstance] = {}
         self._stopped: deque[str] = deque(maxlen=STOPPED_KEPT)
         self._closing = self._idle = False
         self._last_instance_s = time.monotonic()
         self._work = threading.Event()
         self._new = threading.Event()
-        """Wakes the routes thread for a new instance."""
+        """Set to wake the routes thread when a new instance exists."""
         self._services.wake_members = self._work.set
         for name, target in (("members", self._turn_members), ("routes", self._follow_routes)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def host(self, call: Hosting) -> HostAnswer:
-        """Host an instance, or continue to host it. Its Listener calls periodically. Safe to repeat."""
+        """Host an instance, or continue to host it. The instance's Listener calls this method periodically. Safe to
+        repeat."""
         name, key = call.instance.name, call.instance.key
         with self._lock:
             if self._idle:
@@ -81,7 +84,7 @@ class Pull:
             if self._closing or key in self._stopped:
                 return HostAnswer(False)
             instance = self._instances.get(name)
-            # its Listener has ended: Ray allows only one with this name
+            # An instance with another key has no Listener any more, because Ray allows only one actor with this name.
             if instance is not None and instance.key != key:
                 instance.drop()
                 raise ServiceNotAvailableError(f"an instance called {name} is just ending")
@@ -95,7 +98,8 @@ class Pull:
         return answer
 
     def describe(self) -> PullDescription:
-        """Return the address at which Listeners open lanes, which serve `next_tasks` and `report`."""
+        """Return the address at which Listeners open lanes (direct socket connections) for `next_tasks` and
+        `report`."""
         return PullDescription(self._services.feeds.address)
 
     def status(self) -> dict[str, Any]:
@@ -105,30 +109,32 @@ class Pull:
         return {"node": self._node_id, "instances": [instance.status() for _, instance in instances]}
 
     def instance_status(self, name: str) -> dict[str, Any]:
-        """Return the status of one instance; see PushInstance.status. ServiceNotAvailableError: it is not here now."""
+        """Return the status of one instance; see PushInstance.status. Raises ServiceNotAvailableError if this actor
+        does not host the instance now."""
         return self._instance(name).status()
 
     def suspend(self, name: str) -> None:
-        """Stop fetching and delivering until `resume`. The queues are kept; the listener finishes its messages."""
+        """Stop fetching and delivering for an instance until `resume`. The instance keeps its queues, and its listener
+        finishes the messages that it has."""
         self._instance(name).change_pauses(suspended=True)
 
     def resume(self, name: str) -> None:
-        """Continue after `suspend`."""
+        """Continue fetching and delivering for an instance after `suspend`."""
         self._instance(name).change_pauses(suspended=False)
 
     def pause_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering these queues, whether they are held now or later."""
+        """Stop fetching and delivering messages of these queues, even if the instance gets them only later."""
         self._instance(name).change_pauses(pause=frozenset(queues))
 
     def resume_queues(self, name: str, queues: Iterable[MessageQueue]) -> None:
-        """Resume paused queues."""
+        """Continue fetching and delivering messages of paused queues."""
         self._instance(name).change_pauses(resume=frozenset(queues))
 
     def stop(self, name: str, key: str, wait_s: float) -> bool:
         """Stop an instance: finish the messages in flight, commit, and leave the group.
 
-        Returns False if that takes longer than `wait_s`; it then continues, and the call may be repeated. Returns True
-        also for an instance that is not here.
+        Returns False if the stop takes longer than `wait_s`; the stop then continues, and the call may be repeated.
+        Returns True also if this actor does not host the instance.
         """
         with self._lock:
             if key not in self._stopped:
@@ -140,7 +146,7 @@ class Pull:
         return instance.ended.wait(wait_s)
 
     def close(self) -> None:
-        """Stop all instances."""
+        """Stop all instances that this Pull actor hosts."""
         with self._lock:
             self._closing = True
             instances = list(self._instances.values())
@@ -158,7 +164,7 @@ class Pull:
             raise ServiceNotAvailableError(f"instance {name} is not at this Pull actor now; its Listener will call")
         return instance
 
-    # Threads
+    # Loops of the actor's threads
 
     def _turn_members(self) -> None:
         pause_s = TURN_INTERVAL_S
@@ -170,7 +176,7 @@ class Pull:
             for instance in instances:
                 try:
                     instance.turn()
-                except Exception:  # a bug in one instance: the others continue
+                except Exception:  # a programming error in one instance must not affect the other instances
                     logger.exception("serving instance %s failed, and is retried", instance.name)
             pause_s = STOPPING_INTERVAL_S if any(instance.stopping for instance in instances) else TURN_INTERVAL_S
             self._forget_ended()
@@ -194,12 +200,13 @@ class Pull:
                 if member is not None:
                     try:
                         member.follow_routes()
-                    except Exception:  # a bug in one instance: the others continue
+                    except Exception:  # a programming error in one instance must not affect the other instances
                         logger.exception("an instance cannot follow its routes, and retries")
             self._new.wait(MEMBER_ROUTE_INTERVAL_S)
             self._new.clear()
 
 
 PULL_OPTIONS: Final = {**PERSISTENT, "max_concurrency": 64}
-"""Each `host` of a Listener, and each status call of a client, occupies a thread."""
+"""Ray's options of a Pull actor. `max_concurrency`: each `host` call of a Listener, and each status call of a client,
+occupies a thread."""
 PullActor = ray.remote(**PULL_OPTIONS)(actor_class(Pull))

@@ -1,4 +1,4 @@
-"""Assigns all queues of its topics, according to their routes, to an instance in BROADCASTING."""
+"""Assigns all queues of the subscribed topics to an instance in BROADCASTING, according to the topics' routes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastMember:
-    """Replaces a GroupMember (raymq.client.consumer.assignment.group_member); no other process tracks this instance."""
+    """The assignment of queues in BROADCASTING. It replaces a GroupMember
+    (raymq.client.consumer.assignment.group_member); no other process tracks this instance."""
 
     def __init__(self, instance: InstanceState, routes: RouteCache) -> None:
         self._instance = instance
         self._routes = routes
         self.refusal: SubscriptionConflictError | None = None
-        """Always None: each instance has messages of its own."""
+        """Always None: every instance consumes all messages, so no subscription conflicts with another
+        member's."""
 
     def join(self) -> None:
-        """Do nothing: `follow_routes` is called."""
+        """Do nothing: `follow_routes` assigns the queues."""
 
     def fence(self) -> None:
-        """Do nothing: no other instance gets the queues."""
+        """Do nothing: no other instance takes over the queues."""
 
     def release(self) -> None:
-        """Release the revoked queues that may be released."""
+        """Release the revoked queues whose release is possible now."""
         with self._instance.lock:
             self._instance.core.release(time.monotonic())
 
     def leave(self) -> None:
-        """Give up all queues."""
+        """Revoke and release all queues."""
         with self._instance.lock:
             self._instance.core.lose_all()
 
     def follow_routes(self) -> None:
-        """Hold the queues that exist now. Waits for NameServers."""
+        """Assign all queues that exist now to the instance. Waits for NameServers."""
         wanted = set[MessageQueue]()
         for topic in self._instance.settings.topics:
             try:

@@ -1,7 +1,8 @@
-"""The state that the threads of a Pull actor share about one instance: its ProcessQueues, their lock, and callbacks.
+"""The state of one push-consumer instance that several threads of a Pull actor share: its ProcessQueues, their lock,
+and callbacks.
 
-State belongs here if several parts of the actor (members, OffsetCommitter, ListenerFeed, Fetcher) need it; decisions
-about queues belong in actors.core.consume.
+Members, OffsetCommitter, ListenerFeed and Fetcher share this state. Decisions about queues belong in
+actors.core.consume.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from raymq.common.message import MessageQueue
 
 
 class InstanceState:
-    """One push-consumer instance. Use `core` and `stats` only under `lock`, and make no blocking call under it."""
+    """The shared state of one push-consumer instance. Use `core` and `stats` only under `lock`, and make no blocking
+    call under `lock`."""
 
     def __init__(self, name: str, settings: PushSettings) -> None:
         self.name = name
         """The instance's name, which is also its member name in the group."""
         self.settings = settings
         self.lock = threading.Lock()
-        """Guards `core` and `stats`."""
+        """Guards the attributes `core` and `stats`."""
         self.core = ProcessQueues(settings)
         self.stats = ConsumeStats()
         self.stopping = threading.Event()
-        """Set when the instance should end."""
+        """Set when the instance must stop."""
         self.on_fetchable: Callable[[], None] = lambda: None
-        """Called when something becomes fetchable."""
+        """Called when a queue of the instance may have become fetchable."""
         self.on_committable: Callable[[], None] = lambda: None
-        """Called when something becomes committable."""
+        """Called when offsets of the instance may have become committable."""
 
     def holding(self) -> frozenset[MessageQueue]:
-        """Return the queues that the group must not grant to others."""
+        """Return the queues that the group must not grant to other members."""
         with self.lock:
             return self.core.holding
 
     def stop(self) -> None:
-        """Take no more queues, and stop delivering the held ones. They are released once their messages are
-        committed.
-        """
+        """Accept no more queues, and stop delivering from the queues that the instance holds. They are released after
+        their messages are committed."""
         self.stopping.set()
         with self.lock:
             self.core.stop(time.monotonic())

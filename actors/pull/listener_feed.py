@@ -1,16 +1,16 @@
-"""Delivers an instance's tasks to its Listener, takes the reports, and sends failed messages back.
+"""Delivers an instance's tasks to its Listener, receives the reports, and sends failed messages back.
 
     FeedThread   one for all instances of a Pull actor: the thread of the lanes on which Listeners ask for tasks and
                  report about them; it gives each feed its turn when it has something to do
     ListenerFeed one per instance: tasks that are due answer the Listener's question for tasks
 
-On the store's node a task names positions in the store's mapped files, which the Listener reads itself. Otherwise, or
-if the Listener cannot read the files, the task has the records' bytes.
+On the store's node a task names positions in the store's memory-mapped files, and the Listener reads the records
+itself. On other nodes, or if the Listener cannot read the files, the task has the records' bytes.
 
-The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so that a new process of the
-Listener is noticed at once. If the Listener's lane breaks, the feed calls the Listener. Once its process is known to
-have ended, nothing is delivered until the Listener calls again. Send-backs to brokers have a few threads of their own,
-because a broker may be slow.
+The Listener calls about every HOST_INTERVAL_S (raymq.client.consumer.push.hosting), so the feed notices a new process
+of the Listener at once. If the Listener's lane (direct socket connection) breaks, the feed calls the Listener. After
+the Listener's process is known to have ended, no task is delivered until the Listener calls again. Calls that send
+messages back to brokers have a few separate threads, because a broker may be slow.
 """
 
 from __future__ import annotations
@@ -51,48 +51,53 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 IDLE_WAIT_S: Final = 0.5
 SILENT_AFTER_S: Final = 3 * HOST_INTERVAL_S
-"""A Listener that has not called for this time is called itself, in case it has ended for good."""
+"""Time, in seconds, without a call from a Listener after which the feed calls the Listener, because it may have ended
+permanently."""
 KEEP_TIMEOUT_S: Final = 5.0
 HAND_OVER_MAX_BYTES: Final = 8 << 20
-"""The most bytes of records in one batch of tasks for a Listener, except for a single larger task."""
+"""Maximum size, in bytes, of the records in one batch of tasks for a Listener. A single larger task is also
+allowed."""
 BYTES_FOR_S: Final = 10.0
-"""How long a Listener gets bytes after it could not read a task in place."""
+"""Time, in seconds, for which a Listener gets records as bytes after it could not read a task from the store's
+files."""
 SEND_BACK_MAX_BYTES: Final = 4 << 20
 STARTING: Final = "the listener's process is starting"
 
 logger = logging.getLogger(__name__)
 
 SendBackCall = Callable[[str, bytes, int, int, str, str], None]
-"""Called with broker name, records, delay level, max reconsume times, why the messages cannot be read (or empty), and
-why they failed. RaymqError: the broker did not take the records.
-"""
+"""Function that sends records back to a broker. Its arguments: broker name, records, delay level, max reconsume times,
+why the messages cannot be read (or empty), and why they failed. Raises RaymqError if the broker did not accept the
+records."""
 
 
 class _LaneUser:
-    """The Listener's process at the other end of a lane, once it has asked for tasks."""
+    """The Listener's process at the other end of a lane (direct socket connection), after it has requested
+    tasks."""
 
     def __init__(self) -> None:
         self.feed: ListenerFeed | None = None
         self.life = ""
 
     def close(self) -> None:
-        """Handle the end of the lane."""
+        """Notify the Listener's feed that the connection has closed."""
         if self.feed is not None:
             self.feed.lane_closed(self.life)
 
 
 class FeedThread:
-    """Runs the turns of feeds, and serves their Listeners' lanes, in one thread. Thread-safe."""
+    """Runs the turns of all feeds, and serves their Listeners' lanes (direct socket connections), in one thread.
+    Thread-safe."""
 
     def __init__(self, host: str) -> None:
         """`host`: the IP address of this node, for Listeners on other nodes."""
         self._host = host
         self._lock = threading.Lock()
-        """Guards `_feeds` and `_woken`."""
+        """Guards the attributes `_feeds` and `_woken`."""
         self._feeds: dict[str, ListenerFeed] = {}
         self._woken: set[ListenerFeed] = set()
         self._timer: Timer | None = None
-        """The timer for the feeds' next turns; used only by the thread."""
+        """The timer for the feeds' next turns. Only the feed thread uses it."""
         self._timer_s = float("inf")
         calls = ControlCalls(
             {}, _no_methods, {"next_tasks": self._next_tasks, "report": self._report}, guard=lane_guard()
@@ -103,23 +108,23 @@ class FeedThread:
 
     @property
     def address(self) -> LaneAddress:
-        """The address at which Listeners open lanes (LaneServer.open_to_nodes)."""
+        """The address to which Listeners connect (LaneServer.open_to_nodes)."""
         return self._server.open_to_nodes(self._host)
 
     def add(self, feed: ListenerFeed) -> None:
-        """Run a feed's turns from now on."""
+        """Add a feed whose turns this thread runs from now on."""
         with self._lock:
             self._feeds[feed.name] = feed
         self.wake(feed)
 
     def remove(self, feed: ListenerFeed) -> None:
-        """Stop running a feed's turns."""
+        """Remove a feed, so that this thread no longer runs its turns."""
         with self._lock:
             if self._feeds.get(feed.name) is feed:
                 del self._feeds[feed.name]
 
     def wake(self, feed: ListenerFeed) -> None:
-        """Run a turn of a feed soon."""
+        """Schedule a turn of a feed as soon as possible."""
         with self._lock:
             first = not self._woken
             self._woken.add(feed)
@@ -127,7 +132,8 @@ class FeedThread:
             self._loop.call_soon(self._run_woken)
 
     def feed(self, name: str) -> ListenerFeed:
-        """Return the feed of an instance. ServiceNotAvailableError: the instance is not here."""
+        """Return the feed of an instance. Raises ServiceNotAvailableError if this Pull actor does not host the
+        instance."""
         with self._lock:
             feed = self._feeds.get(name)
         if feed is None:
@@ -135,7 +141,7 @@ class FeedThread:
         return feed
 
     def close(self) -> None:
-        """End the lanes and the thread."""
+        """Close all lanes (direct socket connections), and stop the thread."""
         self._server.close()
 
     def _run_woken(self) -> None:
@@ -156,7 +162,7 @@ class FeedThread:
         self._look_again(min((feed.next_turn_s for feed in feeds), default=float("inf")))
 
     def _look_again(self, due_s: float) -> None:
-        """Make the loop call `_run_due` at `due_s`, or earlier."""
+        """Schedule a call of `_run_due` at `due_s`, unless an earlier call is scheduled."""
         if due_s >= self._timer_s:
             return
         if self._timer is not None:
@@ -183,10 +189,10 @@ def _no_methods(name: str, call: Callable[[], None], fail: Callable[[RaymqError]
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A Listener's question for tasks.
+    """A Listener's open request for tasks.
 
-    `answer` is called once, with an encoded HandOver; before that `handed` is called with the bytes and the number of
-    its messages. The answer has at most a `portion` of messages and bytes, but at least one task.
+    `answer` is called once, with an encoded HandOver. If the HandOver has tasks, `handed` is called first, with the
+    number of bytes and messages. The answer has at most a `portion` of messages and bytes, but at least one task.
     """
 
     answer: Callable[[bytes], None]
@@ -196,10 +202,10 @@ class _Question:
 
 
 class ListenerFeed:
-    """Feeds one Listener actor.
+    """Delivers the tasks of one instance to its Listener actor.
 
-    `before_delivery` is called before each delivery, `on_gone` when the actor is dead for good, and `wake` when the
-    feed needs a turn. `senders` makes the calls that send messages back.
+    `before_delivery` is called before each delivery, `on_gone` when the actor has ended permanently, and `wake` when
+    the feed needs a turn. `senders` executes the calls that send messages back.
     """
 
     def __init__(
@@ -215,7 +221,8 @@ class ListenerFeed:
     ) -> None:
         self.name = instance.name
         self._lock = threading.RLock()
-        """Guards everything below except plain numbers and texts. No blocking call is made under it."""
+        """Guards all attributes below except plain numbers and texts. No blocking call is made while the lock
+        is held."""
         self._instance = instance
         self._send_back_call = send_back
         self._senders = senders
@@ -223,74 +230,79 @@ class ListenerFeed:
         self._on_gone = on_gone
         self._wake = wake
         self._epoch = epoch
-        """The number of this life of the instance at a Pull actor, larger than that of any earlier life."""
+        """The number of this hosting of the instance by a Pull actor. It is larger than that of any earlier
+        hosting."""
         self._listener: HandleRef | None = None
-        """The Listener; None before its first call."""
+        """The handle of the Listener; None before the Listener's first call."""
         self._life = ""
-        """The id that the Listener's process gives itself."""
+        """The id that the Listener's process has generated for itself."""
         self._heard_s = time.monotonic()
-        """When the Listener last called."""
+        """The time of the Listener's last call."""
         self._asking = False
-        """True while a call to a silent Listener is unanswered."""
+        """True if the feed has called a silent Listener and waits for the answer."""
         self._question: _Question | None = None
-        """The Listener's unanswered question."""
+        """The Listener's open request for tasks; None if it waits for none."""
         self._tasks: dict[int, ConsumeTask] = {}
-        """The tasks in flight, by number: at the listener, or being transferred."""
+        """The tasks in flight, by task number: at the listener, or being transferred."""
         self._reported_s: dict[int, float] = {}
-        """When each task in flight was last reported, or was delivered."""
+        """The time of the last report about each task in flight, or of its delivery, by task number."""
         self._unread: set[int] = set()
-        """The numbers of tasks that the Listener could not read in place: their records are sent as bytes."""
+        """The numbers of tasks that the Listener could not read from the store's files. Their records are sent as
+        bytes."""
         self._ready: deque[ConsumeTask] = deque()
-        """The tasks in flight that no batch contains yet."""
+        """The tasks in flight that are not part of a batch for the Listener yet."""
         self._numbers = 0
-        """The number of the last batch of tasks."""
+        """The number of the last batch of tasks that the Listener got."""
         self._handed: bytes | None = None
-        """The last batch of tasks, until the Listener confirms it."""
+        """The last batch of tasks, encoded, until the Listener confirms it; else None."""
         self._bytes_until_s = 0.0
-        """Until this time the Listener gets the records' bytes, because it cannot read them in place."""
+        """The time until which the Listener gets records as bytes, because it could not read them from the store's
+        files."""
         self._away = True
-        """True while the listener's process is not known to run."""
+        """True if the Listener's process is not known to run."""
         self._closed = False
         self._kept: PauseState | None = None
-        """The pauses that the listener's process stores; None while unknown."""
+        """The suspension and the paused queues, as stored in the Listener's process; None while unknown."""
         self.next_turn_s = 0.0
-        """When the feed needs its next turn, if nothing wakes it earlier."""
+        """The time of the feed's next turn, if no event wakes the feed earlier."""
         self.away_because = STARTING
-        """The reason why nothing is delivered now; empty while the listener's process runs."""
+        """The reason why no task is delivered now; empty if the Listener's process runs."""
         self.consumed = 0
-        """Messages consumed since the instance came to this process."""
+        """Number of messages consumed since this Pull actor hosts the instance."""
         self.failures = 0
-        """Messages that failed since the instance came to this process."""
+        """Number of messages that failed since this Pull actor hosts the instance."""
         self.stuck = 0
-        """Listener calls that have exceeded their timeout, by the last report."""
+        """Number of listener calls that have exceeded their timeout, according to the last report."""
         self.deaths = 0
-        """Ends of the listener's process since the instance came to this process."""
+        """Number of times that the Listener's process ended since this Pull actor hosts the instance."""
         self.broken = ""
-        """The traceback if the listener cannot be loaded in its process; empty otherwise."""
+        """The traceback if the Listener's process cannot load the listener; empty otherwise."""
 
     def close(self) -> None:
-        """Stop delivering."""
+        """Stop delivering tasks to the Listener."""
         with self._lock:
             self._closed = True
             self.next_turn_s = float("inf")
             self._answer_empty()
 
     def wake(self) -> None:
-        """Request a turn soon, because something may be deliverable."""
+        """Request a turn of the feed soon, because a message may be deliverable."""
         self._wake(self)
 
     def deliver(self) -> None:
-        """Deliver new messages at once, in the calling thread, if the Listener waits for them. Does not block."""
+        """If the Listener waits for tasks, deliver new messages at once in the calling thread; otherwise request a
+        turn. Does not block."""
         if self._question is None:
             self._wake(self)
         else:
             self.take_turn()
 
     def heard(self, listener: HandleRef, life: str, broken: str, kept: PauseState | None) -> PauseState | None:
-        """Record a call of the Listener: its handle, its process, and the state that the process stores.
+        """Record a call of the Listener: its handle, its process id `life`, and the pause state `kept` that the process
+        stores.
 
-        `broken`: the traceback if the listener cannot be loaded there. Returns the state that the process should store,
-        if it differs.
+        `broken`: the traceback if the process cannot load the listener. Returns the pause state that the process should
+        store, or None if the process need not change it.
         """
         with self._lock:
             self._heard_s = time.monotonic()
@@ -317,17 +329,17 @@ class ListenerFeed:
         portion: ReadLimit | None = None,
         handed: Callable[[int, int], None] = lambda size_bytes, messages: None,
     ) -> None:
-        """Answer a question of the Listener's process `life` for tasks, now or within about NEXT_WAIT_S.
+        """Answer a request for tasks from the Listener's process `life`, now or within about NEXT_WAIT_S.
 
-        The process has the tasks of all batches up to number `got` of `epoch`. Any thread may call `answer` with a
-        HandOver. If that has messages, `handed` is called before with their bytes and number. ServiceNotAvailableError:
-        the process has not called.
+        The process has received all batches of tasks up to number `got` of `epoch`. Any thread may call `answer` with a
+        HandOver. If the HandOver has messages, `handed` is called first, with the number of bytes and messages. Raises
+        ServiceNotAvailableError if the process has not called yet.
         """
         with self._lock:
             if self._closed or self._away or life != self._life:
                 raise ServiceNotAvailableError(f"{self.name} has no call of its listener's process yet; it will call")
             if self._handed is not None and not (epoch == self._epoch and got == self._numbers):
-                answer(self._handed)  # the previous answer was lost
+                answer(self._handed)  # send the batch again: the previous answer was lost
                 return
             self._handed = None
             self._answer_empty()
@@ -335,9 +347,10 @@ class ListenerFeed:
         self.take_turn()
 
     def reported(self, life: str, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Apply reports of the Listener's process `life` about tasks.
+        """Apply reports about tasks from the Listener's process `life`.
 
-        A repeated report, or one about a task of another life of the process or of the instance, changes nothing.
+        A repeated report changes nothing. Neither does a report from an earlier process, or about an earlier hosting of
+        the instance.
         """
         with self._lock:
             if life != self._life or epoch != self._epoch:
@@ -348,7 +361,8 @@ class ListenerFeed:
                     continue
                 if not report.unread:
                     self._take_report(task, report)
-                # otherwise the report is a repeat, and the task is sent as bytes already
+                # If the number is already in `_unread`, the report is a repetition: the task is already being sent as
+                # bytes.
                 elif number not in self._unread:
                     self._unread.add(number)
                     self._reported_s.pop(number, None)
@@ -359,12 +373,14 @@ class ListenerFeed:
         self._instance.on_fetchable()
 
     def lane_closed(self, life: str) -> None:
-        """Check the Listener's process `life`, because its lane has ended."""
+        """Check whether the Listener's process `life` still runs, because its lane (direct socket connection) has
+        closed."""
         if life == self._life and not self._closed and not self._away:
             self._ask_if_alive()
 
     def look(self) -> None:
-        """Call a Listener that has been silent for too long, in case it is dead for good. Does not block."""
+        """Call the Listener if it has not called for SILENT_AFTER_S, because it may have ended permanently. Does not
+        block."""
         if time.monotonic() - self._heard_s >= SILENT_AFTER_S:
             self._ask_if_alive()
 
@@ -376,40 +392,40 @@ class ListenerFeed:
             self._listener.start("ready").future().add_done_callback(partial(self._looked, self._life))
 
     def keep(self, state: PauseState) -> None:
-        """Store the state in the listener's process for the next life of the instance at a Pull actor.
+        """Store the pause state in the Listener's process, so that the next Pull actor that hosts the instance gets it.
 
-        On return the state is stored; an absent process gets it when it calls.
+        If the process cannot be reached now, it gets the state with its next call.
         """
         self._kept, listener = state, self._listener
         if listener is None:
-            return  # the listener gets the state with its next call
+            return  # no Listener has called yet; its next call gets the state
         try:
             listener.call("keep", state, what="the listener", timeout_s=KEEP_TIMEOUT_S)
         except RaymqError as error:
             logger.info("%s: its listener cannot store now what is suspended or paused: %s", self.name, error)
 
     def silent_s(self) -> float:
-        """Return the seconds since the oldest report about a task in flight; 0 if there is none.
+        """Return the seconds since the oldest of the last reports about the tasks in flight; 0 if no task is in flight.
 
-        The listener's process reports every half second unless it hangs.
+        The Listener's process reports every half second unless it hangs.
         """
         reported_s = list(self._reported_s.values())
         return time.monotonic() - min(reported_s) if reported_s else 0.0
 
     def take_turn(self) -> None:
-        """Deliver what can be delivered, if the Listener has asked. Does not block."""
+        """Deliver tasks if the Listener waits for tasks. Does not block."""
         if self._closed:
             self.next_turn_s = float("inf")  # A turn that ran during close may have rescheduled the feed.
             return
         try:
             self._turn()
-        except Exception:  # a bug in one instance: the other instances continue, and so does this one
+        except Exception:  # an error in one instance must not stop other instances or its own later turns
             logger.exception("%s failed to feed its listener, and retries", self.name)
             self.next_turn_s = time.monotonic() + IDLE_WAIT_S
 
     def _turn(self) -> None:
         instance, due = self._instance, self.next_turn_s <= time.monotonic()
-        self._before_delivery()  # the process may have hung, and others may have its queues
+        self._before_delivery()  # this process may have hung, so other members may have its queues now
         with self._lock:
             if self._question is not None:
                 self._hand_over(self._question)
@@ -418,12 +434,12 @@ class ListenerFeed:
         if due:
             instance.on_fetchable()
         now_s = time.monotonic()
-        # A time in the past needs no turn of its own: this turn was it.
+        # A time in the past needs no other turn: this turn has handled it.
         pauses_s = next_time_s - now_s if next_time_s is not None and next_time_s > now_s else IDLE_WAIT_S
         self.next_turn_s = now_s + min(pauses_s, IDLE_WAIT_S)
 
     def _hand_over(self, question: _Question) -> None:
-        """Answer the Listener's question, if there are tasks, or if it has waited long enough."""
+        """Answer the Listener's request if tasks can be delivered, or if the request has waited long enough."""
         now_s = time.monotonic()
         with self._instance.lock:
             tasks = self._instance.core.deliverable(now_s)
@@ -457,7 +473,7 @@ class ListenerFeed:
             self._answer_empty()
 
     def _answer_empty(self) -> None:
-        """Answer the Listener's question, if there is one, without tasks."""
+        """Answer the Listener's request for tasks, if one is open, without tasks."""
         question, self._question = self._question, None
         if question is not None:
             question.answer(encode_result(HandOver(self._epoch, self._numbers)))
@@ -504,7 +520,7 @@ class ListenerFeed:
         except RaymqError as error:
             failed = True
             logger.warning("%s could not send back messages of %s: %s", self.name, sent.task.queue, error)
-        except Exception:  # a bug: the messages must not stay in flight forever
+        except Exception:  # even after a programming error the messages must not stay in flight forever
             failed = True
             logger.exception("%s could not send back messages of %s", self.name, sent.task.queue)
         with self._instance.lock:
@@ -516,10 +532,10 @@ class ListenerFeed:
         self._instance.on_committable()
         self._instance.on_fetchable()
 
-    # The listener's process
+    # State of the Listener's process
 
     def _looked(self, life: str, future: Future[str]) -> None:
-        """Handle the answer of a Listener that was called. Runs in one of Ray's threads."""
+        """Handle the answer of a Listener that the feed called to check it. Runs in one of Ray's threads."""
         self._asking = False
         error = future.exception()
         if isinstance(error, RayActorError):
@@ -530,9 +546,10 @@ class ListenerFeed:
             self._gone()
 
     def _lost(self, reason: str) -> None:
-        """Prepare all tasks for redelivery, and deliver nothing until the process calls. Called with the lock.
+        """Prepare all tasks for redelivery, and deliver no task until the Listener's process calls. The caller holds
+        the lock.
 
-        The process has ended, or a new one has called.
+        Called when the process has ended, or when a new process has called.
         """
         with self._instance.lock:
             self._instance.core.listener_lost()
@@ -552,7 +569,7 @@ class ListenerFeed:
             self._react(task, reaction, task.process_queue.trouble)
 
     def _back(self) -> None:
-        """Resume delivery, because the process has called."""
+        """Resume delivery, because the Listener's process has called."""
         self.broken = self.away_because = ""
         self._away = False
         with self._instance.lock:
@@ -566,7 +583,8 @@ class ListenerFeed:
 
 
 def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
-    """Build a task for the listener, with positions if its records are in a store's files and `in_place` is set."""
+    """Build a task to send to the Listener. If `in_place` is set and the records are in a store's files, the task has
+    their positions instead of their bytes."""
     messages = task.messages
     if not in_place or not isinstance(messages, RecordsInPlace):
         memory = messages.in_memory()
@@ -590,7 +608,8 @@ def ship_task(task: ConsumeTask, *, in_place: bool) -> ShippedTask:
 
 
 def _chunks(sent: SendBack) -> list[bytes]:
-    """Split the records into chunks of at most SEND_BACK_MAX_BYTES, except for a single larger record."""
+    """Split the records to send back into chunks of at most SEND_BACK_MAX_BYTES. A single larger record is a chunk of
+    its own."""
     messages, chunks, first = sent.messages.in_memory(), list[bytes](), 0
     for index in range(1, len(messages) + 1):
         if index == len(messages) or messages.starts[index + 1] - messages.starts[first] > SEND_BACK_MAX_BYTES:

@@ -1,15 +1,15 @@
-"""Keeps a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
+"""Stores a broadcasting instance's offsets in a file on its node (spec/messaging.md §5.11).
 
     DIRECTORY/offsets.json        {"offsetTable": [{"topic": …, "brokerName": …, "queueId": 0, "offset": 12,
                                                     "creationId": "0a1b…"}, …]}
     DIRECTORY/offsets.json.bak    the previous version
 
-A new file is written under another name and flushed. Then offsets.json is renamed to the .bak, and the new file to
-offsets.json: a crash at any point leaves one complete file.
+A new file is written under another name and flushed. Then offsets.json is renamed to offsets.json.bak, and the new file
+to offsets.json. So a crash at any point leaves one complete file.
 
-`creationId` is that of the topic in the broker group (raymq.common.protocol.route.TopicConfig). So an offset does not
-apply to a topic that was deleted and created again: that topic is read from its beginning. Files of older versions lack
-the field.
+`creationId` is the creation id of the topic in the broker group (raymq.common.protocol.route.TopicConfig). So an offset
+does not apply to a topic that was deleted and created again: the new topic is read from its beginning. Files of older
+versions lack this field.
 """
 
 from __future__ import annotations
@@ -33,34 +33,32 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 
 DEFAULT_DIRECTORY: Final = "~/.raymq/offsets"
 BROADCAST_CHECK_TIMEOUT_S: Final = 1.0
-"""The timeout of the question to a broker whether the group may still read."""
+"""Timeout, in seconds, of the query to a broker whether the group may still read."""
 BROADCAST_CHECK_PAUSE_S: Final = 10.0
-"""The pause after that question got no answer."""
+"""Pause, in seconds, after a broker did not answer whether the group may still read."""
 
 logger = logging.getLogger(__name__)
 
 
 class LocalOffsets:
-    """The two files in `directory`. One instance at a time uses them; its Listener's name keeps other instances
-    away.
-    """
+    """The offset files in `directory`. Only one instance at a time uses them, because the name of the instance's
+    Listener is unique."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "offsets.json"
         self._backup = directory / "offsets.json.bak"
         self.creation_ids: dict[MessageQueue, str] = {}
-        """The known creation ids of the topics of the offsets, by queue."""
+        """The known creation ids of the topics that have offsets, by queue."""
         self._saved_ids: dict[MessageQueue, str] = {}
 
     @property
     def has_new_ids(self) -> bool:
-        """True if the file lacks a creation id."""
+        """True if a known creation id is not in the file yet."""
         return self.creation_ids != self._saved_ids
 
     def load(self) -> dict[MessageQueue, int]:
-        """Read the last saved offsets; empty if none were saved. ServiceNotAvailableError: files exist, but none can be
-        read.
-        """
+        """Read the last saved offsets; empty if none were saved. Raises ServiceNotAvailableError if offset files exist,
+        but none can be read."""
         broken = None
         for path in (self._file, self._backup):
             try:
@@ -81,9 +79,9 @@ class LocalOffsets:
         return {}
 
     def save(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Save all offsets, with the `creation_ids`; durable on return.
+        """Save all offsets with their `creation_ids`. Durable on return.
 
-        ServiceNotAvailableError: the disk failed; the previous offsets are still saved.
+        Raises ServiceNotAvailableError if the disk fails; the previously saved offsets are still on disk.
         """
         rows = [
             {
@@ -111,14 +109,16 @@ class LocalOffsets:
 
 
 class LocalFileOffsetStore:
-    """An OffsetStore (raymq.client.consumer.assignment.offset_committer) for a broadcasting instance.
+    """An OffsetStore (raymq.client.consumer.assignment.offset_committer) for a broadcasting instance, which stores
+    offsets in a local file.
 
-    A queue that is not in the file starts where the group's broker decides. `creations` returns the known creation ids
-    of topics.
+    For a queue that is not in the file, the group's broker decides the start offset. `creations` returns the known
+    creation ids of topics.
     """
 
     may_be_reset = True
-    """Offsets are never reset here, but the regular question also shows whether the group may still read."""
+    """True, although local offsets are never reset: the regular query for resets also shows whether the group may still
+    read."""
 
     def __init__(
         self,
@@ -136,11 +136,11 @@ class LocalFileOffsetStore:
         self._known: dict[MessageQueue, int] | None = None
         self._topics = sorted(settings.topics)
         self._check_at_s: dict[str, float] = {}
-        """When each broker is asked next whether the group may still read. Used, like `_verdicts`, by the broker's
-        thread.
-        """
+        """The time, by broker, of the next query whether the group may still read. Like `_verdicts`, used only by the
+        broker's thread."""
         self._verdicts: dict[str, Mapping[str, str]] = {}
-        """The topics that the group may not read, with the reason, by broker, from its last answer."""
+        """By broker: the topics that the group may not read, each with the reason, from the broker's last
+        answer."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
         with self._lock:
@@ -160,7 +160,7 @@ class LocalFileOffsetStore:
             return starts
 
     def _start(self, queue: MessageQueue, offset: int, now: Creations) -> int:
-        """Return the offset at which a queue of the file starts. Called with the lock."""
+        """Return the offset at which a queue of the file starts. The caller holds the lock."""
         before = self._file.creation_ids.get(queue)
         if before is None or not is_created_anew(queue, {queue.topic: {queue.broker_name: before}}, now):
             return offset
@@ -187,9 +187,9 @@ class LocalFileOffsetStore:
         )
 
     def _verdict(self, broker_name: str) -> Mapping[str, str]:
-        """Return the topics that the group may no longer read, with the reason, from the broker's last answer.
+        """Return the topics that the group may no longer read, each with the reason, from the broker's last answer.
 
-        The broker is asked at intervals. Offsets are kept here, so an absent broker changes nothing.
+        The broker is queried at intervals. The offsets are stored locally, so an unreachable broker changes nothing.
         """
         now_s = time.monotonic()
         if now_s >= self._check_at_s.get(broker_name, 0.0):
@@ -202,9 +202,9 @@ class LocalFileOffsetStore:
         return self._verdicts.get(broker_name, {})
 
     def _refusals(self, broker_name: str, timeout_s: float) -> dict[str, str]:
-        """Return the topics that the group may not read in BROADCASTING now, with the reason.
+        """Return the topics that the group may not read in BROADCASTING now, each with the reason.
 
-        Makes one call; more only if the broker refuses.
+        Makes one call for all topics, and one call per topic only if the broker rejects the first call.
         """
         if not self._refusal(broker_name, self._topics, timeout_s):
             return {}
@@ -212,7 +212,8 @@ class LocalFileOffsetStore:
         return {topic: reason for topic, reason in reasons.items() if reason}
 
     def _refusal(self, broker_name: str, topics: Sequence[str], timeout_s: float) -> str:
-        """Return the broker's reason why the group may not read one of these topics; empty if it may read all."""
+        """Return the broker's reason why the group may not read one of these topics; empty if the group may read all of
+        them."""
         try:
             self._brokers.check_broadcast(broker_name, timeout_s, topics=topics)
         except NoPermissionError as error:

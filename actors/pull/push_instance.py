@@ -1,10 +1,10 @@
-"""One push-consumer instance at a Pull actor: its queues, its group, its offsets, its feed.
+"""One push-consumer instance at a Pull actor: its queues, its group membership, its offsets, and its feed.
 
     SharedFetcher → ProcessQueues (actors.core.consume) → ListenerFeed → Listener
     GroupMember: heartbeats, grants, revocations           OffsetCommitter: start offsets, commits
 
-An instance has no thread of its own: the threads of PullServices work for all instances, and a fault in one instance
-does not affect the others.
+An instance has no thread of its own: the threads of PullServices work for all instances. An error in one instance does
+not affect the other instances.
 
     hosted → stopping: everything is revoked, finished, committed → left the group → ended
 """
@@ -55,30 +55,31 @@ from raymq.remoting.storage_client import FoundInPlace
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigures
 
 FINISH_TIMEOUT_S: Final = 30.0
-"""How long a stopping instance waits for its listener and its commits."""
+"""Time, in seconds, that a stopping instance waits for its listener and its commits."""
 SEND_BACK_TIMEOUT_S: Final = 5.0
 COMMIT_INTERVAL_S: Final = 0.1
-"""How often finished messages are committed; one commit covers many of them."""
+"""Interval, in seconds, at which finished messages are committed. One commit covers many messages."""
 
 logger = logging.getLogger(__name__)
 
 
 class PushInstance:
-    """One instance, made when its Listener calls. `key` distinguishes it from others of its name."""
+    """One push-consumer instance, created when its Listener calls. `key` distinguishes it from other instances of the
+    same name."""
 
     def __init__(self, name: str, key: str, settings: PushSettings, services: PullServices) -> None:
         self.name, self.key = name, key
         self.ended = threading.Event()
-        """Set when the instance has left its group, and does nothing any more."""
+        """Set when the instance has left its group and has stopped all work."""
         self.broadcast: BroadcastMember | None = None
-        """The instance's member in BROADCASTING."""
+        """The instance's queue assignment in BROADCASTING; None in CLUSTERING."""
         self._settings, self._services = settings, services
         self._state = state = InstanceState(name, settings)
         self._finish_until_s = float("inf")
         self._ending = False
         self._keys: dict[MessageQueue, InstanceQueue] = {}
         self._listener: HandleRef | None = None
-        """The Listener actor, after its first call."""
+        """The handle of the Listener actor; None before the Listener's first call."""
         offsets = GroupOffsets(settings.group)
         store: OffsetStore = LocalFileOffsetStore(name, settings, offsets, services.creations)
         if settings.clustering:
@@ -122,7 +123,7 @@ class PushInstance:
         state.on_committable = self._commit
 
     def start(self) -> None:
-        """Join the group, and start to fetch and deliver."""
+        """Join the group, and start fetching and delivering."""
         services = self._services
         services.fetcher.add(self)
         services.feeds.add(self._feed)
@@ -131,18 +132,19 @@ class PushInstance:
         self._member.join()
 
     def hosted(self, call: Hosting) -> HostAnswer:
-        """Record a call of the Listener, and return the answer."""
+        """Record a call of the Listener that hosts this instance's listener, and return the answer to the call."""
         key = call.instance.call_key
-        # Never with the internal key: a user's process would get raymq's own signature for a name of its choice.
+        # The calls to the Listener never use the internal key: otherwise a user's process would get raymq's own
+        # signature for a name of its choice.
         listener = HandleRef(self.name, call.listener, Identity(INTERNAL_USER, key) if key else None)
         keep = self._feed.heard(listener, call.life, call.broken, call.kept)  # type: ignore[arg-type]  # what `keep` was given
         self._listener = listener
         return HostAnswer(True, keep, CLIENT_FIGURES.options)
 
-    # Questions of administrators
+    # Queries of administrators
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """Answer an administrator's question (raymq.common.members.questions.Answers).
+        """Return a description of the running instance for an administrator (raymq.common.members.questions.Answers).
 
         `stacks`: include the stacks of the threads in the listener's process.
         """
@@ -151,14 +153,15 @@ class PushInstance:
             return info
         try:
             pid, threads = call_listener(self._listener, "stacks", timeout_s=STACKS_TIMEOUT_S)
-        except RaymqError as error:  # the rest is still useful, and so is the reason for missing stacks
+        except RaymqError as error:  # the other fields are still useful, and so is the reason for missing stacks
             return replace(info, trouble=info.trouble or str(error))
         return replace(info, listener_pid=pid, stacks=threads)
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """Call the listener with a message; nothing is committed or sent back for it.
+        """Call the listener with one message, for an administrator. The message is neither committed nor sent back.
 
-        RequestTimeoutError: the listener did not return in DIRECT_TIMEOUT_S; the call continues.
+        Raises RequestTimeoutError if the listener does not return within DIRECT_TIMEOUT_S; the listener's call
+        continues.
         """
         try:
             message = decode_record(record, broker_name=broker_name)
@@ -167,10 +170,11 @@ class PushInstance:
         outcome = call_listener(self._listener, "consume_directly", message, timeout_s=DIRECT_TIMEOUT_S)
         return DirectConsumption(client_id, self.name, *outcome)
 
-    # The user's calls
+    # Calls by the user
 
     def status(self) -> dict[str, Any]:
-        """The fields of the instance's InstanceStatus, by name (raymq.client.consumer.push.subscription)."""
+        """Return the fields of the instance's InstanceStatus, by name
+        (raymq.client.consumer.push.subscription)."""
         state, feed = self._state, self._feed
         now_s = time.monotonic()
         with state.lock:
@@ -218,7 +222,7 @@ class PushInstance:
         pause: Iterable[MessageQueue] = (),
         resume: Iterable[MessageQueue] = (),
     ) -> None:
-        """Suspend or resume the instance, pause or resume queues. The Listener stores the change."""
+        """Suspend or resume the instance, and pause or resume queues. The Listener stores the change."""
         with self._state.lock:
             core = self._state.core
             if suspended is not None:
@@ -228,18 +232,18 @@ class PushInstance:
             kept = (core.suspended, core.paused)
         self._feed.wake()
         self._state.on_fetchable()
-        self._feed.keep(kept)  # after the lock is released, because it is a call
+        self._feed.keep(kept)  # outside the lock, because `keep` makes a remote call
 
-    # Reading for the SharedFetcher
+    # Methods that the SharedFetcher calls
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """See services.Reader."""
+        """Return the queues to fetch from now, with their next offsets; see services.Reader."""
         with self._state.lock:
             wanted = self._state.core.wanted(now_s)
         return {self._key(queue): offset for queue, offset in wanted.items()}
 
     def assigned(self) -> frozenset[InstanceQueue]:
-        """See services.Reader."""
+        """Return all queues that the instance holds; see services.Reader."""
         return frozenset(self._key(queue) for queue in self._state.holding())
 
     def _key(self, queue: MessageQueue) -> InstanceQueue:
@@ -249,17 +253,17 @@ class PushInstance:
         return key
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """See services.Reader."""
+        """Build one read request; see services.Reader."""
         wanted, most = self._settings.subscription(queue.topic), self._settings.pull_batch_size
         return FetchRequest(queue.topic, queue.queue_id, offset, most, wanted.tag_codes, wanted.sql)
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
-        """See services.Reader."""
+        """Return the predicate that filters a queue's messages; see services.Reader."""
         predicate = self._settings.subscription(queue.topic).predicate
         return None if predicate is None else GroupPredicate(self._settings.group, predicate)
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        """See services.Reader."""
+        """Process the result of a fetch; see services.Reader."""
         records, now_s = _records_of(result, offset), time.monotonic()
         with self._state.lock:
             self._state.core.saw_end(queue, result.max_offset)
@@ -276,7 +280,7 @@ class PushInstance:
             self._committer.wake()
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """See services.Reader."""
+        """Record that the next message of a queue is lost; see services.Reader."""
         with self._state.lock:
             self._state.core.unreadable(queue, offset, error)
 
@@ -301,15 +305,15 @@ class PushInstance:
 
     def _committed(self) -> None:
         self._member.release()
-        self._feed.wake()  # messages may have waited for the commit
+        self._feed.wake()  # some messages may be deliverable only after this commit
 
     def _figures(self) -> list[ConsumerFigures]:
         return with_ready(queue_states(self._state), self._services.routes, self._services.storages)
 
-    # Life
+    # Stopping and periodic work
 
     def stop(self) -> None:
-        """Start to stop: finish the messages in flight, commit, leave the group, then set `ended`."""
+        """Begin to stop the instance: finish the messages in flight, commit, leave the group, then set `ended`."""
         if not self._state.stopping.is_set():
             self._finish_until_s = time.monotonic() + FINISH_TIMEOUT_S
             self._state.stop()
@@ -320,7 +324,7 @@ class PushInstance:
         return self._state.stopping.is_set()
 
     def turn(self) -> None:
-        """Give up revoked queues, and end once everything is given up. Does not block.
+        """Release revoked queues, and end a stopping instance after all queues are released. Does not block.
 
         Called about twice a second; more often while the instance stops.
         """
@@ -337,7 +341,7 @@ class PushInstance:
         self.drop()
 
     def drop(self) -> None:
-        """End at once, because others may have the queues."""
+        """End the instance at once, without commits, because other members may have its queues."""
         self._finish_until_s = 0.0
         self._state.stop()
         with self._state.lock:
@@ -360,14 +364,15 @@ class PushInstance:
 
 
 def _records_of(result: FetchResult, offset: int) -> TaskRecords:
-    """Return the records of a fetch from `offset` on; records that the fetch only located stay in the store's files."""
+    """Return the records of a fetch from `offset` on. Records that the fetch only located stay in the store's
+    files."""
     if isinstance(result, FoundInPlace):
         return RecordsInPlace.of(result.files, result.mapped)
     return MemoryRecords.of(LocatedRecords.of_fetch(result.records, result.count, offset, result.next_offset))
 
 
 def consumer_data(settings: PushSettings, name: str) -> ConsumerData:
-    """Describe the instance `name` for administrators."""
+    """Return the consumer data of the instance `name`, which administrators see."""
     return ConsumerData(
         settings.group, "PUSH", settings.expressions, settings.message_model, settings.start.where, name
     )

@@ -1,6 +1,7 @@
-"""A push-consumer instance's own report, for administrators: its queues, and its listener's process.
+"""Reports of a push-consumer instance: its description for administrators, and its metrics.
 
-The figures of a push-consumer instance for metrics: received messages, and the state of its queues.
+The description has the instance's queues and the state of its listener's process. The metrics are the received messages
+and the state of the queues.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 STACKS_TIMEOUT_S: Final = 3.0
 DIRECT_TIMEOUT_S: Final = 25.0
-"""How long an administrator waits for a direct call of the listener with a message."""
+"""Time, in seconds, that an administrator waits for a direct call of the listener with a message."""
 
 
 def running_info(
-    status: Mapping[str, Any],  # the fields of an InstanceStatus, of many types
+    status: Mapping[str, Any],  # the fields of an InstanceStatus, which have different types
     settings: PushSettings,
     client_id: str,
     host: str,
 ) -> RunningInfo:
-    """Describe an instance whose PushInstance.status is `status`."""
+    """Build a RunningInfo for administrators from an instance's `status` (PushInstance.status)."""
     return RunningInfo(
         *(client_id, host, os.getpid(), status["instance"], settings.group, "PUSH", settings.message_model.value),
         settings.expressions,
@@ -46,10 +47,11 @@ def running_info(
     )
 
 
-def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # any result
+def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s: float) -> Any:  # a method's result
     """Call a method of an instance's Listener actor.
 
-    RequestTimeoutError, ServiceNotAvailableError, and errors of raymq that the method raised.
+    Raises RequestTimeoutError if the Listener does not answer in time, ServiceNotAvailableError if it cannot be called
+    now, and raymq errors that the method raised.
     """
     if listener is None:
         raise ServiceNotAvailableError("the listener's process has not called yet")
@@ -57,7 +59,7 @@ def call_listener(listener: HandleRef | None, method: str, *args: Any, timeout_s
 
 
 def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskRecords) -> None:
-    """Count records that a fetch has returned, at least one."""
+    """Count the records that a fetch has returned. At least one record is required."""
     if not CLIENT_FIGURES.enabled:
         return
     try:
@@ -65,7 +67,7 @@ def count_delivered(state: InstanceState, queue: MessageQueue, records: TaskReco
             stored_ms = store_timestamp_at(records.parts[0].data, int(records.parts[0].starts[0]))
         else:
             stored_ms = store_timestamp_at(records.data, 0)
-    except RecordError:  # the listener's process reports the unreadable record
+    except RecordError:  # ignore an unreadable record: the listener's process reports it
         return
     CLIENT_FIGURES.delivered(queue.topic, state.settings.group, stored_ms, len(records), records.size_bytes)
 

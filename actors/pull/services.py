@@ -1,4 +1,4 @@
-"""The clients, threads and fetching that all instances of one Pull actor share."""
+"""The clients, threads and fetching that all push-consumer instances of one Pull actor share."""
 
 from __future__ import annotations
 
@@ -27,54 +27,55 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 EPOCHS_OF_A_LIFE: Final = 1 << 40
-"""More than the number of instances that a Pull actor hosts in one life."""
+"""Number of epochs reserved for one process incarnation of a Pull actor. An incarnation hosts fewer instances than
+this."""
 PULL_CALL_THREADS: Final = 8
-"""The threads of all instances for calls that send messages back or leave groups."""
+"""Number of threads, shared by all instances, for calls that send messages back or leave groups."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstanceQueue(MessageQueue):
-    """A queue as read by one of the actor's instances; other consumers may read the same queue."""
+    """A queue as read by one instance of the Pull actor; other instances may read the same queue."""
 
     instance: str
 
 
 class Reader(Protocol):
-    """The interface of an instance for the shared fetching."""
+    """The interface through which the SharedFetcher uses an instance."""
 
     name: str
 
     def wanted(self, now_s: float) -> dict[InstanceQueue, int]:
-        """Return the next offset by queue, for the queues that may be fetched from now."""
+        """Return the queues that may be fetched from now, each with the next offset."""
 
     def assigned(self) -> frozenset[InstanceQueue]:
-        """Return all held queues."""
+        """Return all queues that the instance holds."""
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """Build one read request."""
+        """Build the request that reads a queue from an offset."""
 
     def predicate(self, queue: MessageQueue) -> GroupPredicate | None:
-        """Return the predicate through which a queue is read; None if it has none."""
+        """Return the predicate that filters the messages of a queue; None if the queue has no predicate."""
 
     def deliver(self, queue: MessageQueue, offset: int, result: FetchResult) -> None:
-        """Process a result."""
+        """Process the result of a fetch from `offset`."""
 
     def lose(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Record that the next message is lost."""
+        """Record that the next message of a queue is lost."""
 
 
 class SharedFetcher:
     """One Fetcher for the queues of all instances: one call to a storage actor reads for all of them.
 
-    The queues of an instance are checked again only after `changed`, so that idle instances cost nothing while another
-    instance is busy.
+    An instance's queues are checked again only after `changed`, so idle instances cost nothing while another instance
+    is busy.
     """
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._lock = threading.Lock()
-        """Guards everything below."""
+        """Guards all attributes below."""
         self._readers: dict[str, Reader] = {}
         self._changed: set[str] = set()
         self._wanted: dict[str, dict[InstanceQueue, int]] = {}
@@ -92,12 +93,12 @@ class SharedFetcher:
         )
 
     def add(self, reader: Reader) -> None:
-        """Start fetching for an instance."""
+        """Start fetching for an instance's queues."""
         with self._lock:
             self._readers[reader.name] = reader
 
     def remove(self, reader: Reader) -> None:
-        """Stop fetching for an instance."""
+        """Stop fetching for an instance's queues."""
         with self._lock:
             if self._readers.get(reader.name) is reader:
                 del self._readers[reader.name]
@@ -105,17 +106,17 @@ class SharedFetcher:
                 self._assigned.pop(reader.name, None)
 
     def changed(self, reader: Reader) -> None:
-        """Check an instance's queues, because something may have become fetchable."""
+        """Check an instance's queues soon, because a queue may have become fetchable."""
         with self._lock:
             self._changed.add(reader.name)
         self._fetcher.wake_readers()
 
     def stop(self) -> None:
-        """End the threads."""
+        """Stop the fetching threads."""
         self._fetcher.stop()
 
     def _look(self) -> None:
-        """Check the queues of the instances that have changed. Called with the lock."""
+        """Check the queues of the instances that have changed. The caller holds the lock."""
         changed, self._changed = self._changed, set()
         now_s = time.monotonic()
         for name in changed:
@@ -135,7 +136,7 @@ class SharedFetcher:
             return frozenset(queue for assigned in self._assigned.values() for queue in assigned)
 
     def _reader(self, queue: MessageQueue) -> Reader | None:
-        """Return the instance that reads a queue; None if it has ended."""
+        """Return the instance that reads a queue; None if the instance has ended."""
         with self._lock:
             return self._readers.get(queue.instance)  # type: ignore[attr-defined]  # all here are InstanceQueues
 
@@ -165,8 +166,11 @@ def _plain(queue: MessageQueue) -> MessageQueue:
 
 
 class PullServices:
-    """Made once per Pull actor. `node_id`: the Ray node of this process, `host` its IP address; `life`: the number of
-    the actor's life (actors.register.next_life)."""
+    """The clients, threads and fetching that the instances of one Pull actor share.
+
+    `node_id`: the Ray node of this process. `host`: the IP address of this process. `life`: the number of the actor's
+    process incarnation (actors.register.next_life).
+    """
 
     def __init__(self, nameservers: Sequence[NameServerName], node_id: str, host: str, life: int) -> None:
         self.node_id = node_id
@@ -181,12 +185,11 @@ class PullServices:
         self.calls = ThreadPoolExecutor(PULL_CALL_THREADS, "calls")
         self._brokers: dict[str, ActorRef] = {}
         self.wake_members: Callable[[], None] = lambda: None
-        """Wakes the thread that serves the instances' members."""
+        """Wakes the thread that runs the turns of the instances."""
 
     def next_epoch(self) -> int:
-        """Return a number for the life of an instance here, larger than all earlier numbers, also of earlier lives of
-        the actor.
-        """
+        """Return a number for a new hosting of an instance. It is larger than all earlier numbers, including the
+        numbers of earlier incarnations of the actor."""
         return next(self._epochs)
 
     def broker(self, name: str) -> ActorRef:
@@ -206,7 +209,7 @@ class PullServices:
         return found
 
     def close(self) -> None:
-        """End all threads."""
+        """Stop all threads."""
         self.feeds.close()
         self.fetcher.stop()
         self.commits.close()

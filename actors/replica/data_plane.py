@@ -1,6 +1,7 @@
-"""The data plane of a storage actor over lanes: appends, fetches, long polls for messages, and other calls.
+"""The data plane of a storage actor over lanes (direct socket connections): appends, fetches, long polls for messages,
+and other calls.
 
-The effect of a lane's frame at a storage actor belongs here; the bytes are in raymq.remoting.lane. Free of Ray.
+This module executes the frames of a lane; raymq.remoting.lane encodes them. It does not use Ray.
 
     APPEND   written by the lane's thread; answered at once, or when it is on disk and copied
              (actors.core.replica.pending_appends)
@@ -9,7 +10,7 @@ The effect of a lane's frame at a storage actor belongs here; the bytes are in r
     CALL     by the same threads; the end of a transaction as an append
     The frames of the log are served by actors.replica.log_lanes.
 
-Nothing survives the process.
+No state of this module survives the process.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ from storage.read.fetch_service import concluded, following, has_news
 from storage.read.long_polls import LongPolls, Waiter
 
 READ_THREADS: Final = 4
-"""The threads that read records, and run calls."""
+"""Number of threads that read records and run calls."""
 LANE_FETCH_MAX_BYTES: Final = 16 << 20
-"""The most bytes of records in one answer, whatever limit is requested."""
+"""Maximum size, in bytes, of the records in one answer, whatever limit the client requests."""
 UNSENT_MAX_BYTES: Final = 128 << 20
-"""While clients have not read this many bytes of answers, no fetch is carried out."""
+"""Number of bytes of answers not yet read by clients at which no further fetch is executed."""
 WAIT_MAX_S: Final = 30.0
-"""The longest wait of a WAIT or a FETCH."""
+"""Maximum time, in seconds, that a WAIT or a FETCH waits for messages."""
 BUSY_RETRY_S: Final = 0.2
 CHUNKS_WAITING_MAX: Final = 1000
-"""The most reads of the log for followers that wait for a thread; each follower has one."""
+"""Maximum number of followers' reads of the log that wait for a thread. Each follower has one such read."""
 DEFAULT_QUEUES: Final = StoreOptions()
 
 _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
@@ -72,13 +73,14 @@ _FRAMES_OF_SERVERS: Final[Mapping[int, str]] = {
     FrameKind.ACK_LOG: "read_log",
     FrameKind.APPEND_LOG: "append_log",
 }
-"""The frames between replicas, by the names of their access rules (raymq.remoting.access.requests)."""
+"""The kinds of frames that replicas send to each other, with the names of their access rules
+(raymq.remoting.access.requests)."""
 
 logger = logging.getLogger(__name__)
 
 
 def request_kinds(options: StoreOptions) -> list[RequestKind]:
-    """Return the kinds of requests that wait for a thread of a data plane."""
+    """Return the kinds of requests that are queued for a thread of a data plane."""
     return [
         RequestKind(
             "pull",
@@ -99,14 +101,14 @@ def request_kinds(options: StoreOptions) -> list[RequestKind]:
 
 
 class Answering(NamedTuple):
-    """A request whose append waits, and its answer function."""
+    """A request whose append is not complete yet, and the function that answers it."""
 
     request: LaneRequest
     answer: Callable[[Sequence[AppendResult]], None]
 
 
 class LaneContext:
-    """The state of one connection: its handles, and its long polls."""
+    """The state of one client connection: its queue handles and its long polls."""
 
     def __init__(self) -> None:
         self.handles = ServerHandles()
@@ -114,7 +116,7 @@ class LaneContext:
         self.watched: WatchedQueues | None = None
 
     def close(self) -> None:
-        """Handle the end of the connection: end its long polls."""
+        """End the long polls of the connection, because the connection has closed."""
         for wait in list(self.waits):
             wait.end()
         if self.watched is not None:
@@ -122,10 +124,10 @@ class LaneContext:
 
 
 class Waiting(ABC):
-    """A request that waits a bounded time for messages of some queues. For the lane's thread; any thread may call
-    `wake`.
+    """A request that waits a limited time for messages of some queues. Only the lane's thread may use it, but any
+    thread may call `wake`.
 
-    `look` is called when something may have changed, and a last time when the time is over.
+    `look` is called when a queue may have changed, and a last time at the deadline.
     """
 
     def __init__(self, plane: DataPlane, request: LaneRequest) -> None:
@@ -137,20 +139,20 @@ class Waiting(ABC):
         self.is_woken = self.is_ended = False
 
     def begin(self, queues: Sequence[tuple[str, int]], deadline_s: float) -> None:
-        """Wait for a change of `queues`, or for the deadline. SystemBusyError: too many wait."""
+        """Wait for a change of `queues`, or for the deadline. Raises SystemBusyError if too many requests wait."""
         self._polls = self._plane.source.polls
         self._waiter = self._polls.register(queues, self.wake)
         self._timer = self._plane.server.loop.call_at(deadline_s, self._time_is_over)
         self._context.waits.add(self)
 
     def wake(self) -> None:
-        """Note that one of the queues has changed."""
+        """Schedule a check, because one of the queues has changed."""
         if not self.is_woken:
             self.is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
 
     def end(self) -> None:
-        """Stop waiting. Idempotent."""
+        """Stop waiting for messages of the queues. Idempotent."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -162,7 +164,7 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, *, last: bool) -> None:
-        """Answer if there is news, or if this is the last check."""
+        """Answer the request if a queue has messages for it, or if this is the last check."""
 
     def _look_again(self) -> None:
         if not self.is_ended:
@@ -174,7 +176,7 @@ class Waiting(ABC):
             self.try_look(last=True)
 
     def try_look(self, *, last: bool) -> None:
-        """Check, and answer with the error if that fails."""
+        """Check the queues with `look`. If the check fails, answer with its error."""
         try:
             self.look(last=last)
         except Exception as error:
@@ -183,36 +185,39 @@ class Waiting(ABC):
 
 
 class WatchedQueues:
-    """The WAITs of one connection for the same queues, one after another. For the lane's thread; any may call `wake`.
+    """The WAIT requests of one connection for the same queues, one after another. Only the lane's thread may use it,
+    but any thread may call `wake`.
 
-    The queues stay registered between the WAITs: a consumer waits again after each message that it gets, usually with
-    other offsets of the same queues.
+    The queues stay registered between the requests: a consumer waits again after each message that it gets, usually
+    with other offsets of the same queues.
     """
 
     def __init__(self, plane: DataPlane, named: bytes, queues: Sequence[QueueName]) -> None:
-        """`queues` are the queues that `named`, a part of the WAIT, names."""
+        """`queues` are the decoded names in `named`, the part of the WAIT frame that names its queues."""
         self._plane, self.named, self.queues = plane, named, queues
         self._request: LaneRequest | None = None
-        """The unanswered WAIT."""
+        """The WAIT request that is not answered yet; None if no request waits."""
         self._positions: Sequence[QueuePosition] = ()
         self._deadline_s = 0.0
         self._timer: Timer | None = None
-        """Made if there is none, or if the current one is too late; it does not move with each WAIT's deadline."""
+        """The timer for the request's deadline. It is replaced only if it would fire too late, not at each new
+        WAIT."""
         self._timer_s = 0.0
         self._polls: LongPolls | None = None
         self._waiter: Waiter | None = None
         self._is_woken = False
 
     def ask(self, request: LaneRequest, offsets: Sequence[int], wait_s: float) -> None:
-        """Answer `request` with the queues' ends, once one of them is not at its offset or the time is over.
+        """Answer `request` with the queues' ends, as soon as one queue is not at its offset in `offsets`, or after
+        `wait_s`.
 
-        The previous WAIT gets no answer. SystemBusyError: too many wait.
+        The previous WAIT gets no answer. Raises SystemBusyError if too many requests wait.
         """
         self.drop()
         self._positions = [
             QueuePosition(topic, queue_id, at) for (topic, queue_id), at in zip(self.queues, offsets, strict=True)
         ]
-        self._request = request  # Set before checking: changes from now on wake.
+        self._request = request  # set before checking, so that a change from now on causes another check
         if wait_s > 0 and self._polls is not self._plane.source.polls:
             self._register()
         self._look(last=wait_s <= 0)
@@ -222,7 +227,7 @@ class WatchedQueues:
                 self._set_timer()
 
     def wake(self) -> None:
-        """Note that one of the queues has changed."""
+        """Schedule a check, because one of the queues has changed."""
         if self._request is not None and not self._is_woken:
             self._is_woken = True
             self._plane.server.loop.call_soon(self._look_again)
@@ -234,7 +239,7 @@ class WatchedQueues:
             request.drop()
 
     def end(self) -> None:
-        """Stop waiting for good. Idempotent."""
+        """Stop waiting permanently, and unregister the queues. Idempotent."""
         self._request = None
         self._unregister()
         self._cancel_timer()
@@ -264,7 +269,7 @@ class WatchedQueues:
             return
         if time.monotonic() >= self._deadline_s:
             self._look(last=True)
-        else:  # of a later WAIT
+        else:  # the timer is for an earlier time than the deadline of the current WAIT
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -278,7 +283,8 @@ class WatchedQueues:
             self._timer = None
 
     def _look(self, *, last: bool) -> None:
-        """Answer if there is news, or if this is the last check; with the error if the check fails."""
+        """Answer the WAIT if a queue has changed, or if this is the last check. If the check fails, answer with its
+        error."""
         request = self._request
         if request is None:
             return
@@ -293,12 +299,12 @@ class WatchedQueues:
 
 
 class WaitingFetch(Waiting):
-    """A FETCH. Another thread makes its checks, one at a time."""
+    """A FETCH request that waits for messages. Reading threads make its checks, one check at a time."""
 
     def __init__(
         self, plane: DataPlane, request: LaneRequest, fetch: Fetch, handed: Callable[[int, int], None] | None = None
     ) -> None:
-        """`handed` is called with the bytes and messages of the answer, before it is sent."""
+        """`handed` is called with the number of bytes and messages in the answer, before the answer is sent."""
         super().__init__(plane, request)
         self._fetch, self._requests, self._handed = fetch, list(fetch.requests), handed
         self._is_looking = self._is_last = False
@@ -307,7 +313,8 @@ class WaitingFetch(Waiting):
         )
 
     def look(self, *, last: bool) -> None:
-        """Make a thread check, unless one does; check at once if only the ends are requested."""
+        """Let a reading thread check the queues, unless a check runs already. If only the queues' ends are requested,
+        check at once in this thread."""
         self._is_last = self._is_last or last
         if not self._is_looking:
             self._is_looking = True
@@ -316,10 +323,10 @@ class WaitingFetch(Waiting):
             else:
                 self._plane.reads.submit(partial(self._read, is_last=self._is_last), self._refuse)
         else:
-            self.is_woken = True  # the running check may have passed the change already
+            self.is_woken = True  # check again later: the running check may already have passed the queue that changed
 
     def _read(self, *, is_last: bool) -> None:
-        """Read, and answer if there are messages. Runs in a reading thread."""
+        """Read the queues, and answer if there are messages. Runs in a reading thread."""
         try:
             results = self._plane.source.fetch(self._requests, max_bytes=self._fetch.max_bytes, wait_s=0.0)
             if is_last or has_news(results):
@@ -338,12 +345,12 @@ class WaitingFetch(Waiting):
         self._plane.server.loop.call_soon(self._note_looked)
 
     def _refuse(self, error: RaymqError) -> None:
-        """Fail the FETCH, because no thread was free in time."""
+        """Fail the FETCH with `error`, because no thread was free in time."""
         self._end_first()
         self.request.fail(error)
 
     def _end_first(self) -> None:
-        """Stop waiting, before the answer is sent."""
+        """Stop waiting before the answer is sent."""
         loop = self._plane.server.loop
         if loop.is_own_thread:
             self.end()
@@ -358,7 +365,8 @@ class WaitingFetch(Waiting):
 
 
 class DataPlane:
-    """The lanes of one storage actor. `source` must be open, and never changes."""
+    """Serves the lanes (direct socket connections) of one storage actor. `source` must be open, and never
+    changes."""
 
     def __init__(
         self,
@@ -377,23 +385,23 @@ class DataPlane:
         guard: Guard | None = None,
         meter: Consumption | None = None,
     ) -> None:
-        """`methods` may be called by name, and `more` makes the handlers of further kinds of frames.
+        """`methods` may be called by name; `more` creates the handlers of further kinds of frames.
 
         `queues`: how many fetches and calls may wait for a thread, and how long. With `host`, an IP address of this
-        node, other nodes are served too. With `users` and `guard`, every lane belongs to a user, and each frame must be
-        allowed to that user; `meter` counts what users consume.
+        node, clients on other nodes are served, too. With `users` and `guard`, every lane belongs to a user, and each
+        frame must be allowed for that user; `meter` counts what users consume.
         """
         self.source = source
         self._deleted, self._limit, self._guard, self._meter = deleted, limit, guard, meter
         self._pending: PendingAppends[Answering] = PendingAppends()
         self._under_way = 0
-        """The number of started appends without an answer."""
+        """The number of started appends that are not answered yet."""
         self._is_settling = False
-        """True while a call of `_settle` is scheduled."""
+        """True if a call of `_settle` is scheduled."""
         self._deadline: Timer | None = None
         self._pool = RequestPool(f"lane-read-{label}", READ_THREADS, request_kinds(queues))
         self.reads = self._pool.queues["pull"]
-        """The fetches that wait for a thread."""
+        """The queue of fetches that wait for a reading thread."""
         self._calls, self._chunks = self._pool.queues["admin"], self._pool.queues["replicate"]
         self.server = LaneServer(
             label,
@@ -419,33 +427,32 @@ class DataPlane:
 
     @property
     def address(self) -> LaneAddress:
-        """The address of the lanes' server."""
+        """The address at which clients open lanes (direct socket connections)."""
         return self.server.address
 
     def requests(self) -> list[RequestFigures]:
-        """Return the figures of the requests that wait for a thread, by kind."""
+        """Return metrics of the requests that wait for a thread, by request kind."""
         return self._pool.figures()
 
     def limit(self, queues: StoreOptions) -> None:
-        """Limit how many fetches and calls may wait for a thread, and how long."""
+        """Change how many fetches and calls may wait for a thread, and how long."""
         self._pool.limit(request_kinds(queues))
 
     def submit(self, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
-        """Let a thread read a chunk of the log, or call `fail` if none is free in time. SystemBusyError as of
-        RequestQueue.
-        """
+        """Let a thread read a chunk of the log, or call `fail` if no thread is free in time. Raises SystemBusyError if
+        too many requests wait (RequestQueue)."""
         self._chunks.submit(call, fail)
 
     def _call_soon(self, method: str, call: Callable[[], None], fail: Callable[[RaymqError], None]) -> None:
         self._calls.submit(call, fail)
 
     def close(self) -> None:
-        """End all lanes. Idempotent."""
+        """Close all lanes (direct socket connections). Idempotent."""
         self.server.close()
         self._pool.close()
 
     def _guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
-        """Restrict handlers to frames that only servers send."""
+        """Wrap the handlers of frames that only servers may send, so that each frame's user is checked first."""
         guard = self._guard
         if guard is None:
             return handlers
@@ -456,7 +463,7 @@ class DataPlane:
 
         return {kind: partial(ask_first, kind, handler) for kind, handler in handlers.items()}
 
-    # Appends
+    # Handlers of appends
 
     def _open_handle(self, request: LaneRequest) -> None:
         request.context.handles.open(request.payload)
@@ -472,7 +479,7 @@ class DataPlane:
             return self.source.start_append(batches)
 
         def answer(kept: Sequence[EncodedBatch], results: Sequence[AppendResult]) -> None:
-            self._deleted.check(kept)  # deleted in the meantime: nobody will see the messages
+            self._deleted.check(kept)  # the topic was deleted during the append, so no consumer will see the messages
             request.answer(*encode_results(results), count=len(results))
 
         self._start(request, start, partial(answer, batches), lambda: partial(answer, _kept(batches)))
@@ -495,12 +502,12 @@ class DataPlane:
         answer: Callable[[Sequence[AppendResult]], None],
         later: Callable[[], Callable[[Sequence[AppendResult]], None]],
     ) -> None:
-        """Start an append and answer it, at once or when it is settled.
+        """Start an append and answer it: at once if it is already complete, otherwise after it has completed.
 
-        If it is settled later, the answer function is the result of `later`, which is called at the start.
+        For an append that completes later, `later` is called at the start, and its result is the answer function.
         """
         self._limit.begin()
-        self._under_way += 1  # before the append starts: progress from then on counts
+        self._under_way += 1  # counted before the append starts, so that progress from now on schedules an answer
         try:
             started = start()
             results = started.settle(time.monotonic())
@@ -520,13 +527,13 @@ class DataPlane:
         self._under_way -= 1
 
     def _note_progress(self) -> None:
-        """Note that started appends may be settled. Called by any thread."""
+        """Schedule a check of the started appends, because some may be complete. Called by any thread."""
         if self._under_way and not self._is_settling:
             self._is_settling = True
             self.server.loop.call_now(self._settle)
 
     def _settle(self) -> None:
-        """Answer the settled appends."""
+        """Answer the appends that have completed or failed."""
         self._is_settling = False  # Reset before checking, so that progress in between schedules another call.
         for settled in self._pending.settle(time.monotonic()):
             self._end_append()
@@ -552,7 +559,7 @@ class DataPlane:
         self._deadline = None
         self._settle()
 
-    # Reads
+    # Handlers of reads
 
     def _wait(self, request: LaneRequest) -> None:
         named, offsets, wait_s, reads = decode_wait(request.payload, request.count)
@@ -597,9 +604,10 @@ def _deadline_s(wait_s: float) -> float:
 
 
 def _kept(batches: Sequence[EncodedBatch]) -> Sequence[EncodedBatch]:
-    """Return the batches as needed when their append is settled: only delayed messages keep their records.
+    """Return copies of the batches for an append that completes later: only delayed messages keep their records.
 
-    Their records name the topics. At that time the buffer of the records belongs to another request.
+    The records of delayed messages name their topics. When the append completes, the buffer of the records belongs to
+    another request.
     """
     return [
         EncodedBatch(

@@ -1,10 +1,10 @@
-"""Ends the process of a storage actor whose disk has failed, so that Ray starts the process again.
+"""Ends the process of a storage actor whose disk has failed, so that Ray restarts the process.
 
-When the process ends belongs here. The replica's behaviour until then is in actors.replica.replica.
+This module decides when the process ends. actors.replica.replica defines the replica's behaviour until then.
 
 After a failed write or flush, the kernel may drop the unwritten bytes and report success the next time. So the open
 store is not used again. The next process recovers the store from its directory. Recovery writes the end of the log once
-more and flushes it, before anything counts as stored.
+more and flushes it, before any message counts as stored.
 
     the disk fails ─▶ waiting appends get StoreFailedError ─▶ the Controller gets the report ─▶ the process ends
                                                                 └── ANSWER_S ──┘
@@ -13,8 +13,9 @@ more and flushes it, before anything counts as stored.
 A process ends RESTART_INTERVAL_S after its start at the earliest, so a disk that stays broken costs at most one process
 in that time.
 
-A failed read through a map raises no error, but the signal SIGBUS ends the process at once. `BusErrors` makes the
-process leave a note in the store's directory, and makes the next process read the files by calls before it maps them:
+A failed read through a memory map raises no Python error: the signal SIGBUS ends the process at once. `BusErrors` makes
+the process write a note to the store's directory. The next process then reads the files with read calls before it maps
+them:
 
     SIGBUS ─▶ faulthandler writes "Fatal Python error: Bus error" and the stack to ROOT/fatal ─▶ the process ends
     Ray starts the process ─▶ the note goes to the log ─▶ the files are read by calls
@@ -38,15 +39,17 @@ from storage.files import disk
 from storage.files.read_check import require_readable
 
 ANSWER_S: Final = 1.0
-"""The time from the failure to the end of the process, for the answers to callers and the report to the Controller."""
+"""Time, in seconds, from a failure of the disk to the end of the process: for the answers to callers and the report to
+the Controller."""
 RESTART_INTERVAL_S: Final = 15.0
-"""The shortest life of a process that ends itself."""
+"""Minimum age, in seconds, at which a process ends itself because of a failed disk."""
 EXIT_CODE: Final = 74
-"""EX_IOERR of sysexits.h. Ray treats any unrequested exit as a crash, and starts the actor again."""
+"""Exit code after a failure of the disk: EX_IOERR of sysexits.h. Ray treats any unrequested exit as a crash, and
+restarts the actor."""
 
 FATAL_FILE: Final = "fatal"
 QUIET_S: Final = 600.0
-"""The life of an open store after which bus errors of earlier processes no longer count."""
+"""Time, in seconds, for which a store must be open until bus errors of earlier processes no longer count."""
 FATAL_MAX_BYTES: Final = 64 << 10
 _BUS_ERROR: Final = b"Fatal Python error: Bus error"
 
@@ -54,14 +57,15 @@ logger = logging.getLogger(__name__)
 
 
 def end_delay_s(age_s: float) -> float:
-    """Return the time in s from a failure of the disk to the end of the process, which is `age_s` old."""
+    """Return the time, in s, from a failure of the disk to the end of the process. `age_s`: the age of the
+    process."""
     return max(ANSWER_S, RESTART_INTERVAL_S - age_s)
 
 
 class FailedDisk:
-    """Ends this process some time after `note_failure`.
+    """Ends this process some time after `note_failure` is called.
 
-    `end` ends the process; `clock_s` and the wait are for tests.
+    `end` ends the process; `clock_s` and the wait function are parameters for tests.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class FailedDisk:
         self._is_ending = False
 
     def note_failure(self) -> None:
-        """Schedule the end of the process. Does not block; any thread may call it, more than once."""
+        """Schedule the end of the process. Does not block. Any thread may call it, even more than once."""
         with self._lock:
             if self._is_ending:
                 return
@@ -96,15 +100,16 @@ class FailedDisk:
 
 
 def open_pause_s(bus_errors: int) -> float:
-    """Return the age in s that a process must have before it opens its store, after this many bus errors in a row."""
+    """Return the age, in s, that a process must have before it opens its store, after `bus_errors` bus errors
+    in a row."""
     return 0.0 if bus_errors < 2 else min(RESTART_INTERVAL_S * 2 ** min(bus_errors - 2, 10), QUIET_S)
 
 
 class BusErrors:
-    """The bus errors (SIGBUS) that ended the last processes of the store in `root`.
+    """Counts the bus errors (SIGBUS) that ended the last processes of the store in `root`.
 
-    The constructor logs the newest bus error, and enables the note of this process. `clock_s` and `check` are for
-    tests.
+    The constructor logs the newest bus error, and installs the handler that writes a note if this process gets a bus
+    error. `clock_s` and `check` are parameters for tests.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class BusErrors:
         self._path, self._clock_s, self._check = root / FATAL_FILE, clock_s, check
         self._started_s = clock_s()
         self.count = 0
-        """The number of successive processes that ended by a bus error."""
+        """The number of consecutive processes that a bus error ended."""
         self._is_checked = False
         self._forgetting = threading.Timer(QUIET_S, self.forget)
         self._forgetting.daemon = True
@@ -125,7 +130,7 @@ class BusErrors:
             disk.make_directory(root)
             notes = self._path.read_bytes()[-FATAL_MAX_BYTES:] if self._path.exists() else b""
             self.count = notes.count(_BUS_ERROR)
-            # Kept open for the signal handler, which cannot open a file.
+            # The file stays open for the signal handler, which cannot open a file.
             self._notes = self._path.open("ab", buffering=0)
             if not self.count or self._path.stat().st_size > FATAL_MAX_BYTES:
                 self._notes.truncate(0)
@@ -138,10 +143,10 @@ class BusErrors:
         faulthandler.enable(self._notes, all_threads=False)
 
     def require_readable(self, directories: Sequence[Path]) -> None:
-        """Return if the store in these directories may be opened.
+        """Raise StoreError unless the store in these directories may be opened.
 
-        StoreError: the last process ended by a bus error, and a file cannot be read by calls either; or several
-        processes in a row ended so, and this process is younger than `open_pause_s`.
+        Raises it if a bus error ended the last process and a file cannot be read with read calls either. Also raises it
+        if bus errors ended several processes in a row and this process is younger than `open_pause_s`.
         """
         if not self.count or self._is_checked:
             return
@@ -162,7 +167,7 @@ class BusErrors:
         self._notes.truncate(0)
 
     def close(self) -> None:
-        """Disable the note of this process."""
+        """Remove the handler that writes a note if this process gets a bus error."""
         self._forgetting.cancel()
         faulthandler.disable()
         self._notes.close()

@@ -1,6 +1,6 @@
 """The follower's side of a replica: aligns its log with the master's log, and appends the master's chunks.
 
-Free of Ray.
+This module does not use Ray.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from storage.replication.log_chunks import truncate_log
 _REFILLED: Final = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "compaction", "index")
 
 LOGGED_TOPICS_MAX: Final = 10
-"""The most deleted topics that one log message names."""
+"""Maximum number of deleted topics that one log message names."""
 
 logger = logging.getLogger(__name__)
 
 
 class FollowerSide(GroupReplica):
-    """The follower's methods of a replica. Thread-safe: the order lock lets one of them change the log at a time."""
+    """The methods of a replica that follows a master. Thread-safe: the order lock lets only one method at a time change
+    the log."""
 
     def following(self, wait_s: float) -> Following | None:
-        """Return the master that this replica follows, and the next offset to read; None if there is none within
-        `wait_s`.
-        """
+        """Return the master that this replica follows, and the next offset to read. Returns None if the replica follows
+        no master within `wait_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._role.role is ReplicaRole.SLAVE or self._closed, wait_s)
             if self._role.role is not ReplicaRole.SLAVE or self._role.master is None:
@@ -56,12 +56,12 @@ class FollowerSide(GroupReplica):
             return Following(self._role.master, self._role.epoch, self._files.store_id, position, self._learner)
 
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut the end that differs from the master's log. Returns the next offset to read.
+        """Cut the end of this log that differs from the master's log. Returns the next offset to read.
 
-        NotMasterError unless this replica follows in `epoch`. StoreCorruptError: the master lacks acknowledged messages
-        that would be cut here; nothing has changed.
+        Raises NotMasterError unless this replica follows in `epoch`. Raises StoreCorruptError if the cut would remove
+        acknowledged messages that the master lacks; nothing has changed then.
 
-        If the two logs have nothing in common, this store is emptied and begins where the master's log does.
+        If the two logs have nothing in common, this store is emptied and begins at the start of the master's log.
         """
         with self._order_lock, self._failing_on_disk_errors():
             self._role.check_chunk(epoch)
@@ -74,17 +74,19 @@ class FollowerSide(GroupReplica):
                 elif common is not None and common < end:
                     self._reopen(partial(self._cut, common))
                 else:
-                    # An epoch that this replica began, and wrote nothing in, is not in the master's history.
+                    # If this replica began an epoch and wrote no record in it, the epoch is not in the master's
+                    # history.
                     self._epochs.truncate_from(end)
                 with self._changed:
                     self._aligned, self._shown_from, self._refusal = True, self._store.gate.stored_offset, ""
             return self._store.gate.stored_offset
 
     def _check_confirmed(self, epoch: int, end: int, common: int, master: EpochHistory) -> None:
-        """Refuse to cut this log, which ends at `end`, to the `common` part if the master lacks confirmed messages.
+        """Raise StoreCorruptError if cutting this log to the `common` part would lose confirmed messages that the
+        master lacks.
 
-        If this log lacks them, too, or the settings allow losing them, they are given up: the group continues without
-        them.
+        `end` is the end of this log. If this log lacks the messages, too, or if the settings allow losing them, they
+        are given up: the group continues without them.
         """
         floor = self._confirm_file.floor
         lost_from = first_lost_offset(floor, master.entries, master.end_offset)
@@ -144,16 +146,16 @@ class FollowerSide(GroupReplica):
             change()
             self._store = self._open()
         except (OSError, StoreError) as error:
-            # There is no open store now: only a new process begins again with what is on disk.
+            # No store is open now. Only a new process can open the store again, with the state on disk.
             closed.gate.fail(error)
             raise
 
     def start_append_log(self, epoch: int, chunk: LogChunk) -> Copied:
-        """Append a chunk of the master's log, without waiting: it is on disk once `copied` returns its end.
+        """Append a chunk of the master's log without waiting. The chunk is on disk after `copied` returns its end.
 
-        NotMasterError unless this replica follows in `epoch`. InvalidArgumentError: the chunk does not continue this
-        log; nothing is written. ServiceNotAvailableError: this replica is changing its role, or its log; nothing is
-        written.
+        Raises NotMasterError unless this replica follows in `epoch`. Raises InvalidArgumentError if the chunk does not
+        continue this log, and ServiceNotAvailableError if this replica is changing its role or its log; in both cases
+        nothing is written.
         """
         if not self._order_lock.acquire(blocking=False):
             raise ServiceNotAvailableError(
@@ -173,9 +175,9 @@ class FollowerSide(GroupReplica):
         return Copied(self._store.chunks.append_offset, self._store.gate.stored_offset, len(chunk.data))
 
     def copied(self, epoch: int, end_offset: int) -> int | None:
-        """Return the end of the log on disk, if everything before `end_offset` is on disk; else None.
+        """Return the end of the log on disk if everything before `end_offset` is on disk; else None.
 
-        NotMasterError unless it follows in `epoch`. StoreFailedError: the disk failed.
+        Raises NotMasterError unless this replica follows in `epoch`, and StoreFailedError if the disk failed.
         """
         with self._changed:
             self._role.check_chunk(epoch)
@@ -183,7 +185,7 @@ class FollowerSide(GroupReplica):
         return store.gate.stored_offset if store.chunks.is_durable(end_offset) else None
 
     def _append_chunk(self, epoch: int, chunk: LogChunk) -> None:
-        """Append a chunk, and request its flush. Errors as of `start_append_log`."""
+        """Append a chunk, and request its flush. Raises the errors of `start_append_log`."""
         self._role.check_chunk(epoch)
         end = self._store.log.end_offset
         if not self._aligned or (chunk.hole is None and chunk.physical_offset != end):
@@ -201,7 +203,7 @@ class FollowerSide(GroupReplica):
                 self._shared_holes |= {end}
 
     def _show_chunk(self, chunk: LogChunk) -> None:
-        """Show consumers the messages that the chunk's master has confirmed."""
+        """Make visible to consumers the messages that the chunk's master has confirmed."""
         with self._changed:
             self._last_chunk_s = self._clock_s()
             if chunk.confirm_offset >= self._shown_from:

@@ -1,7 +1,7 @@
-"""One replica of several, in any role: its store, its readers, and the confirmed end of its log.
+"""One replica of a group of several, in any role: its store, its readers, and the confirmed end of its log.
 
-What a master, a slave and a fenced replica have in common belongs here. `actors.replica.replica` explains how replicas
-work together. Free of Ray.
+This module has the common part of a master, a slave and a fenced replica. `actors.replica.replica` explains how
+replicas work together. It does not use Ray.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ from storage.replication.epochs import (
 from storage.replication.replica_files import ReplicaFiles
 
 MASTER_SILENT_AFTER_S: Final = 4.0
-"""A slave that gets no chunk for this time is cut off from its master, which would have sent two empty ones."""
+"""Time, in seconds, without a chunk after which a slave is cut off from its master. The master would have sent two
+empty chunks in this time."""
 
 
 class GroupReplica(SoleReplica):
-    """One of a broker group's replicas, in a role that may change. Thread-safe.
+    """One of a broker group's replicas, whose role may change. Thread-safe.
 
-    `open_store` opens the store in `settings` with a callback for each flush, which gets the end offset on disk.
+    `open_store` opens the store described by `settings`. It takes a callback, which the store calls at each flush with
+    the end offset on disk.
     """
 
     has_followers = True
@@ -66,35 +68,37 @@ class GroupReplica(SoleReplica):
         self._broker_name, self._replica, self._learner = broker_name, replica, learner
         self._settings, self._rules = settings, rules
         self._open_store, self._clock_s = open_store, clock_s
-        # Orders and what comes from a master are carried out one at a time; `_changed` is held for moments only, and
-        # never around a call that takes the store's append lock, under which the store calls `_on_stored`.
+        # The order lock makes orders and data from a master run one at a time. `_changed` is held only briefly, and
+        # never around a call that takes the store's append lock: the store calls `_on_stored` while it holds that lock.
         self._order_lock = threading.Lock()
         self._changed = threading.Condition(threading.RLock())
         self._notified_offset = -1
         self._on_progress: list[Callable[[], None]] = []
         self._on_log: Callable[[], None] | None = None
         self._on_failure: Callable[[], None] = lambda: None
-        """The number of calls that wait for the log to grow."""
+        """Called when the store's disk fails."""
         super().__init__(self._open())
         try:
             self._epochs = EpochFile(settings.store_path_root_dir)
             self._files = ReplicaFiles(ConfigFiles(settings.store_path_root_dir))
             self._confirm_file = ConfirmFile(settings.store_path_root_dir)
         except BaseException:
-            self._store.close()  # otherwise no process could open the directory again
+            self._store.close()  # if the store stayed open, no process could open the directory again
             raise
         self._confirm_turn = threading.Lock()
-        """Held around a write of the confirm file, during which `_changed` is free."""
+        """Held during a write of the confirm file. `_changed` is not held during this write."""
         self._confirmed = ConfirmFloor(0, 0)
-        """The highest confirm offset that this process has received while it led or followed, and the epoch then."""
+        """The highest confirm offset that this process has received while it led or followed, with the epoch at that
+        time."""
         self._caught_up = False
-        """True once this process has led, or has had everything that its master had confirmed."""
+        """True if this process has led, or has had every message that its master had confirmed."""
         self._shared_holes: frozenset[int] = frozenset()
-        """The offsets of the damaged ranges that this replica's master could not mend."""
+        """The offsets of the damaged ranges that this replica's master could not repair."""
         self._hole_reports = HoleReports(replica, 0.0)
-        """The reports of the other replicas about this master's damaged ranges."""
+        """The reports of other replicas about damaged ranges in the log of this replica, while it is the
+        master."""
         self._refusal = ""
-        """The reason why this replica does not follow its master; empty if there is none."""
+        """The reason why this replica refuses to follow its master; empty if it does not refuse."""
         self._role = ReplicaRoleState(broker_name, replica, self._epochs.last_epoch)
         self._sync: MasterSyncState | None = None
         self._shown_from = self._store.gate.stored_offset
@@ -117,12 +121,13 @@ class GroupReplica(SoleReplica):
 
     @property
     def disk_failure(self) -> str:
-        """The failure of the disk; empty while the disk works, and again after the store is reopened."""
+        """The failure of the disk; empty if the disk works, and after the store is reopened."""
         return self._store.gate.failure
 
     @property
     def _may_acknowledge(self) -> bool:
-        """True if this replica leads, with a lease, and its disk works. False after a report with `failed`."""
+        """True if this replica is the master, holds a lease, and its disk works. False after a report with
+        `failed`."""
         return self._role.leads(self._clock_s()) and not self._store.gate.failure
 
     @property
@@ -163,19 +168,21 @@ class GroupReplica(SoleReplica):
         super().add_progress_listener(callback)
 
     def call_on_log(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, called by any thread when the log may have grown. It must not block.
+        """Register `callback`. Any thread calls it when the log may have grown. The callback must not block.
 
-        A change of the role is progress (`add_progress_listener`).
+        A change of the role counts as progress (`add_progress_listener`), not as growth of the log.
         """
         self._on_log = callback
 
     def _note_log(self) -> None:
-        """Note that the log may have grown. Called by any thread, under no lock but `_changed`."""
+        """Call the registered callback, because the log may have grown. Called by any thread, while no lock except
+        `_changed` is held."""
         if self._on_log is not None:
             self._on_log()
 
     def _on_stored(self, end_offset: int) -> None:
-        """Note that this disk has everything before `end_offset`. Called by the store's flush thread."""
+        """Record that this replica's disk has everything before `end_offset`. Called by the store's flush
+        thread."""
         with self._changed:
             if self._sync is not None:
                 self._sync.flushed(end_offset, self._clock_s())
@@ -183,7 +190,8 @@ class GroupReplica(SoleReplica):
             self._note_log()
 
     def _show_confirmed(self) -> None:
-        """Show consumers the messages that have their copies, and wake the appends that wait for copies."""
+        """Make visible to consumers the messages that have enough copies, and wake the appends that wait for
+        copies."""
         if self._sync is None:
             return
         if self._may_acknowledge:
@@ -194,16 +202,16 @@ class GroupReplica(SoleReplica):
             self._store.gate.progress.notify()
 
     def _wake_all(self) -> None:
-        """Wake all waiting calls: the role has changed."""
+        """Wake all waiting calls, because the role has changed."""
         self._changed.notify_all()
         self._store.gate.progress.notify()
         self._store.polls.wake_all()
 
     def _remember_confirmed(self) -> None:
-        """Write the highest confirm offset to disk, if it has moved.
+        """Write the highest confirm offset to disk, if it has grown.
 
-        If the disk fails, the report has the failure and the previous offset. On a full disk, which has not failed, the
-        report also has the previous offset.
+        If the disk fails, the next report has the failure and the previous offset. If the disk is full, which is not a
+        failure, the next report also has the previous offset.
         """
         with self._confirm_turn:
             with self._changed:
@@ -215,9 +223,8 @@ class GroupReplica(SoleReplica):
                     self._store.gate.fail(error)
 
     def _give_up_confirmed(self, epoch: int, physical_offset: int) -> None:
-        """Forget that messages from an offset on were confirmed: in `epoch` the group continues without them.
-        OSError.
-        """
+        """Record that messages from an offset on no longer count as confirmed: in `epoch` the group continues without
+        them. Raises OSError if the file cannot be written."""
         with self._confirm_turn:
             with self._changed:
                 self._confirmed = ConfirmFloor(epoch, physical_offset)
@@ -229,22 +236,22 @@ class GroupReplica(SoleReplica):
             self._confirmed = ConfirmFloor(self._role.epoch, physical_offset)
 
     def _refuse_without_room(self, error: OSError) -> None:
-        """Raise StoreNotWritableError if `error` means a full disk, which has not failed."""
+        """Raise StoreNotWritableError if `error` means that the disk is full. A full disk has not failed."""
         if is_want_of_space(error):
             root = self._settings.store_path_root_dir
             raise StoreNotWritableError(f"the disk of {root} has no room for a small file: {error}") from error
 
     @contextmanager
     def _failing_on_disk_errors(self) -> Iterator[None]:
-        """Record a failure of the disk if a file beside the log cannot be written in the block.
+        """Record a failure of the disk if the `with` block cannot write a file beside the log.
 
-        ServiceNotAvailableError: the disk failed. StoreNotWritableError: the disk has no space.
+        Raises ServiceNotAvailableError if the disk failed, and StoreNotWritableError if the disk is full.
         """
         try:
             yield
         except OSError as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
             self._refuse_without_room(error)
             self._store.gate.fail(error)
             raise ServiceNotAvailableError(
@@ -252,7 +259,7 @@ class GroupReplica(SoleReplica):
             ) from error
 
     def _begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Write an epoch to the epoch file, and drop those whose records retention has deleted."""
+        """Write a new epoch to the epoch file, and drop the epochs whose records retention has deleted."""
         self._epochs.begin_epoch(epoch, start_offset)
         self._epochs.forget_before(self._store.log.min_offset - 1)
 

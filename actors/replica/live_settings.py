@@ -1,12 +1,13 @@
-"""The live settings of one storage actor: the values of raymq.yaml, the changes from its broker, and the combination.
+"""The live settings of one storage actor: the values of raymq.yaml, combined with the changes from its broker.
 
-How a store gets live settings belongs here; raymq.common.config.live defines which settings are live.
+This module stores and applies live settings; raymq.common.config.live defines which settings are live.
 
 On disk
     config/liveSettings.json    {"store.file_reserved_time_hours": 48, …}: all changes, as last received from the broker
 
-The broker's state log is the truth. With the file a store keeps its settings if it is opened before its broker answers,
-or while another replica leads. The broker sends missed changes to a store as soon as the store answers.
+The broker's state log has the authoritative changes. The file lets a store keep its settings if it is opened before its
+broker answers, or while another replica is the master. The broker sends missed changes to a store as soon as the store
+answers.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from raymq.common.config.store import StoreOptions, StoreSettings
 
 LIVE_SETTINGS_FILE: Final = "liveSettings.json"
 STORE_SECTIONS: Final = ("store", "replication", "metrics")
-"""The sections with live settings that apply to storage actors."""
+"""The sections of raymq.yaml with live settings that apply to storage actors."""
 
 logger = logging.getLogger(__name__)
 
 
 def changes_for_stores(changes: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-    """Keep only the changes that apply to storage actors."""
+    """Return only the changes of settings that apply to storage actors."""
     return {name: value for name, value in changes.items() if name.partition(".")[0] in STORE_SECTIONS}
 
 
 class StoreLiveSettings:
-    """The current settings of one storage actor. `settings` is changed in place: the store's parts share it."""
+    """The current settings of one storage actor. `settings` is modified in place, because the parts of the store share
+    the object."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class StoreLiveSettings:
         self._settings = settings
         options = {name: getattr(settings, name) for name in StoreOptions.model_fields}
         self._start = LiveOptions(
-            store=StoreOptions.model_construct(**options),  # checked already
+            store=StoreOptions.model_construct(**options),  # these values have already been validated
             replication=replication or ReplicationOptions(),
             metrics=metrics or MetricsOptions(),
         )
@@ -53,9 +55,9 @@ class StoreLiveSettings:
         self._changes: dict[str, SettingValue] = {}
 
     def read(self, text: str | None) -> None:
-        """Apply the changes in the file's text; None if the file does not exist.
+        """Apply the changes in the text of the settings file. `text` is None if the file does not exist.
 
-        A text that is no JSON object counts as no changes: the broker sends the changes again.
+        A text that is not a JSON object counts as no changes: the broker sends the changes again.
         """
         try:
             changes = {} if text is None else json.loads(text)
@@ -67,7 +69,8 @@ class StoreLiveSettings:
             logger.warning("%s is no JSON object and is not read", LIVE_SETTINGS_FILE)
 
     def take(self, changes: Mapping[str, SettingValue]) -> None:
-        """Apply exactly these changes. A change that is no longer valid is left out, with a warning."""
+        """Replace all current changes with `changes`. A change that is no longer valid is left out, with a
+        warning."""
         self._changes = changes_for_stores(changes)
         self.now, refused = apply_changes(self._start, self._changes)
         for name, reason in refused.items():
@@ -75,9 +78,8 @@ class StoreLiveSettings:
         self._settings.change(self.now.store, LIVE_SETTINGS["store"])
 
     def store(self, changes: Mapping[str, SettingValue], write: Callable[[str, str], None]) -> None:
-        """Apply changes as `take`, after `write` has written the file. Writes nothing if the file has the same text
-        already.
-        """
+        """Write `changes` to the file with `write`, then apply them as `take` does. Writes nothing if the file already
+        has the same text."""
         wanted = changes_for_stores(changes)
         if wanted != self._changes:
             write(LIVE_SETTINGS_FILE, json.dumps(wanted, indent=1, sort_keys=True))

@@ -1,15 +1,14 @@
-"""Carries a master's log to a slave over two lanes, in one thread.
+"""Carries a master's log to a slave over two lanes (direct socket connections), in one thread.
 
-The transfer of chunks between the lanes belongs here; the number of chunks in flight in
-actors.core.replica.copy_window.
+This module transfers chunks between the lanes; actors.core.replica.copy_window limits the number of chunks in flight.
 
     master ── READ_LOG's answer ──▶ carrier ── APPEND_LOG ──▶ slave
        ▲                               │ ◀── once it is on disk ──┘
        └── ACK_LOG, or next READ_LOG ──┘
 
-A chunk is forwarded from the memory into which it was received. The offset on the slave's disk is sent at once: with
-the next READ_LOG or, while a READ_LOG waits at the master, by an ACK_LOG. An empty chunk is forwarded, too: it shows
-the slave that the master is alive, and what consumers may see.
+A chunk is forwarded from the memory into which it was received. The offset on the slave's disk is sent to the master at
+once: with the next READ_LOG or, while a READ_LOG waits at the master, with an ACK_LOG. An empty chunk is forwarded,
+too: it shows the slave that the master is alive, and which messages consumers may see.
 """
 
 from __future__ import annotations
@@ -37,14 +36,16 @@ from storage.replication.log_chunks import CHUNK_MAX_BYTES
 REPLICATE_CALL_TIMEOUT_S: Final = 10.0
 REPLICATE_LONG_POLL_S: Final = 2.0
 LATE_S: Final = 0.5
-"""How late an answer must be before the slave's master is checked, and the interval of the checks."""
+"""Delay, in seconds, of an answer after which the carrier checks whom the slave follows; also the interval of these
+checks."""
 
 
 class LogCarrier:
-    """Carries chunks from `master` to `slave`, which is `replica`, according to `following`, from `position` on.
+    """Carries chunks from `master` to `slave`, from `position` on, in the epoch of `following`. `replica`: the number
+    of the slave.
 
-    `is_followed` returns whether the slave still follows. `on_copied` is called with the bytes of each chunk that is on
-    the slave's disk. `flow_bytes_s`: the most bytes per second, None for no limit.
+    `is_followed` returns whether the slave still follows this master. `on_copied` is called with the size of each chunk
+    that is on the slave's disk. `flow_bytes_s`: the maximum number of bytes per second; None for no limit.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class LogCarrier:
         chunk_max_bytes: int = CHUNK_MAX_BYTES,
         wait_s: float = REPLICATE_LONG_POLL_S,
     ) -> None:
-        """`chunk_max_bytes` as of Replica.read_log; `wait_s`: its longest wait for records."""
+        """`chunk_max_bytes`: as in Replica.read_log. `wait_s`: the longest time that one READ_LOG waits for
+        records."""
         self._master, self._slave = master, slave
         self._following, self._replica = following, replica
         self._is_followed, self._on_copied, self._stopping = is_followed, on_copied, stopping
@@ -70,14 +72,15 @@ class LogCarrier:
         self._window = CopyWindow(position)
         self._append_head = encode_append_log(following.epoch)
         self._asked_s = 0.0
-        """When the master was last asked."""
+        """The time of the last READ_LOG to the master."""
         self._sent_s = 0.0
-        """When the slave began with its unanswered chunk."""
+        """The time since which the slave works on the oldest chunk that it has not answered."""
 
     def run(self) -> None:
         """Carry chunks until the slave follows another master, or `stopping` is set.
 
-        RaymqError: a call failed, as after a change of roles, or a lane broke. The slave itself has its end offset.
+        Raises RaymqError if a call failed, for example after a change of roles, or if a connection broke. The end
+        offset is not lost: the slave has it.
         """
         poll = select.poll()
         lanes = {
@@ -95,13 +98,13 @@ class LogCarrier:
                     return
         except (EOFError, OSError) as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
             raise ServiceNotAvailableError(
                 f"a lane of the replicator of replica {self._replica} broke: {error!r}"
             ) from error
 
     def _tell(self) -> None:
-        """Send the slave's offset to the master, and request a chunk if one may come now."""
+        """Send the slave's offset to the master, and request the next chunk if the window allows one."""
         window, following = self._window, self._following
         asks = window.may_ask
         if not asks and not window.must_tell:
@@ -126,7 +129,7 @@ class LogCarrier:
         window.told(asked=asks)
 
     def _take_chunk(self) -> None:
-        """Forward the received chunk to the slave."""
+        """Receive a chunk from the master, and forward it to the slave."""
         now_s = time.monotonic()
         answer = self._master.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
         _, data = decode_chunk(answer.payload)
@@ -137,7 +140,7 @@ class LogCarrier:
         self._tell()
 
     def _take_copied(self) -> None:
-        """Record what the slave has on its disk now."""
+        """Receive the slave's answers, and record the end of the log on its disk."""
         now_s = time.monotonic()
         while True:
             answer = self._slave.receive_next(now_s + REPLICATE_CALL_TIMEOUT_S)
@@ -152,9 +155,9 @@ class LogCarrier:
         self._tell()
 
     def _check_late(self) -> bool:
-        """Check a missing answer. Returns False if the slave follows another master now.
+        """Check why an answer is missing. Returns False if the slave now follows another master.
 
-        RequestTimeoutError: the master or the slave hangs.
+        Raises RequestTimeoutError if the master or the slave hangs.
         """
         now_s, window = time.monotonic(), self._window
         if window.under_way and now_s - self._sent_s >= REPLICATE_CALL_TIMEOUT_S:

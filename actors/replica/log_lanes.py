@@ -1,14 +1,14 @@
-"""The transfer of the log between replicas over lanes: the storage actors' side.
+"""The storage actor's side of transferring the log between replicas over lanes (direct socket connections).
 
-The handling of READ_LOG, ACK_LOG and APPEND_LOG at a storage actor belongs here; their bytes are in
-raymq.remoting.lane.log_chunks, and their meaning is in actors.replica.replica.
+This module handles READ_LOG, ACK_LOG and APPEND_LOG; raymq.remoting.lane.log_chunks defines their bytes, and
+actors.replica.replica their meaning.
 
     READ_LOG     at a master: notes what the follower has, and is answered with a chunk as soon as the log has more.
                  Read by the lane's thread, which has just written it; by another one for a follower far behind
     ACK_LOG      at a master: notes what the follower has, which may take a small chunk now
     APPEND_LOG   at a slave: written by the lane's thread; answered, in order, once it is on disk
 
-A waiting frame occupies no thread. Nothing survives the process.
+A waiting frame occupies no thread. No state of this module survives the process.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from raymq.remoting.lane.server import Handler, LaneServer
 from storage.replication.epochs import EpochEntry, LogChunk
 
 NEAR_BYTES: Final = 16 << 20
-"""The bytes before the end of the log that are certainly in memory, so that reading them is fast."""
+"""Number of bytes before the end of the log that are certainly in memory, so that the lane's thread may read them
+without delay."""
 READ_LOG_WAIT_MAX_S: Final = 30.0
-"""The longest wait of a READ_LOG."""
+"""Maximum time, in seconds, that a READ_LOG waits for the log to grow."""
 APPEND_LOG_TIMEOUT_S: Final = 10.0
-"""Limits the wait for a slave's disk."""
+"""Timeout, in seconds, for a slave's disk to write the chunk of an APPEND_LOG."""
 
 
 class Plane(Protocol):
-    """The lanes of a storage actor (actors.replica.data_plane)."""
+    """The interface of a storage actor's data plane (actors.replica.data_plane) that this module uses."""
 
     @property
     def server(self) -> LaneServer: ...
@@ -55,7 +56,7 @@ class Plane(Protocol):
 
 @dataclass(eq=False)
 class _Read:
-    """A READ_LOG that waits for the log to grow."""
+    """A READ_LOG frame that waits for the master's log to grow."""
 
     request: LaneRequest
     asked: ReadLog
@@ -65,7 +66,7 @@ class _Read:
 
 @dataclass(frozen=True, eq=False)
 class _Copy:
-    """An APPEND_LOG that waits for the disk: the epoch, the end of its chunk, and the chunk's bytes."""
+    """An APPEND_LOG frame that waits for the slave's disk, with its epoch, and the end and size of its chunk."""
 
     request: LaneRequest
     epoch: int
@@ -75,17 +76,18 @@ class _Copy:
 
 
 class LogLanes:
-    """The frames of the log at one replica. Its methods are for the lane's thread, except the listener."""
+    """Handles the frames of the log at one replica. Only the lane's thread may call its methods, except
+    `_note_move`."""
 
     def __init__(self, plane: Plane, replica: Replica) -> None:
         self._plane, self._replica = plane, replica
         self._reads: dict[int, _Read] = {}
-        """The waiting READ_LOGs, by follower."""
+        """The READ_LOG frames that wait for the log to grow, by follower."""
         self._copies: deque[_Copy] = deque()
-        """The waiting APPEND_LOGs, in order."""
+        """The APPEND_LOG frames that wait for the disk, in order."""
         self._deadline: Timer | None = None
         self._is_looking = False
-        """True while a call of `_look` is scheduled."""
+        """True if a call of `_look` is scheduled."""
         self.handlers: Mapping[int, Handler] = {
             FrameKind.READ_LOG: self._read_log,
             FrameKind.ACK_LOG: self._ack_log,
@@ -95,19 +97,20 @@ class LogLanes:
         replica.call_on_log(self._note_move)
 
     def _note_move(self) -> None:
-        """Note that the log, the disk, or the role may have changed. Called by any thread."""
+        """Schedule a check of the waiting frames, because the log, the disk, or the role may have changed. Called by
+        any thread."""
         if (self._reads or self._copies) and not self._is_looking:
             self._is_looking = True
             self._plane.server.loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Answer every frame that need not wait any more."""
+        """Answer every frame that need not wait any longer."""
         self._is_looking = False  # Reset before checking, so that progress in between schedules another call.
         for read in list(self._reads.values()):
             self._try_read(read, last=False)
         self._answer_copies()
 
-    # At a master
+    # Frames that a master handles
 
     def _read_log(self, request: LaneRequest) -> None:
         asked = decode_read_log(request.payload)
@@ -117,7 +120,7 @@ class LogLanes:
             self._cancel(earlier)
             earlier.request.drop()
         read = _Read(request, asked, max(asked.min_bytes, 1))
-        self._reads[asked.follower] = read  # before the look: what is written from now on has it looked at again
+        self._reads[asked.follower] = read  # registered before checking: records written from now on cause a check
         self._try_read(read, last=asked.wait_s <= 0)
         if self._reads.get(asked.follower) is read:
             deadline_s = time.monotonic() + min(asked.wait_s, READ_LOG_WAIT_MAX_S)
@@ -128,7 +131,7 @@ class LogLanes:
             acked = decode_read_log(request.payload)
             self._replica.note_request(_request_of(acked))
         except NotMasterError:
-            return  # the follower's READ_LOG reports the error
+            return  # no answer needed: the follower's READ_LOG reports this error
         finally:
             request.drop()
         read = self._reads.get(acked.follower)
@@ -137,9 +140,8 @@ class LogLanes:
             self._try_read(read, last=False)
 
     def _try_read(self, read: _Read, *, last: bool) -> None:
-        """Answer a READ_LOG if the log has grown, this replica no longer leads, its disk has failed, or `last` is
-        set.
-        """
+        """Answer a READ_LOG if the log has grown enough, if this replica is no longer the master, if its disk has
+        failed, or if `last` is set."""
         asked = read.asked
         try:
             beyond = self._replica.log_beyond(asked.epoch, asked.next_offset)
@@ -152,8 +154,9 @@ class LogLanes:
             if not failure:
                 return
             if beyond <= 0:
-                # Another replica leads soon. A follower that kept waiting here would notice that late. Until then the
-                # new master would have too few copies to acknowledge anything.
+                # Another replica soon becomes the master. If the follower kept waiting for this replica, it would
+                # follow the new master late. Until then the new master would have too few copies to acknowledge
+                # messages.
                 self._end(read)
                 read.request.fail(ServiceNotAvailableError(f"the log does not grow any more: {failure}"))
                 return
@@ -167,7 +170,7 @@ class LogLanes:
                 read.request.fail(error)
 
     def _answer_read(self, read: _Read) -> None:
-        """Read a chunk and send it."""
+        """Read a chunk of the log, and send it to the follower."""
         asked = read.asked
         try:
             chunk = self._replica.chunk_at(asked.epoch, asked.next_offset, asked.max_bytes)
@@ -178,7 +181,7 @@ class LogLanes:
         read.request.answer(encode_chunk_head(head), chunk.data)
 
     def _end(self, read: _Read) -> None:
-        """Stop waiting."""
+        """Stop waiting for a READ_LOG, and cancel its timer."""
         if self._reads.get(read.asked.follower) is read:
             del self._reads[read.asked.follower]
         self._cancel(read)
@@ -187,7 +190,7 @@ class LogLanes:
         if read.timer is not None:
             self._plane.server.loop.cancel(read.timer)
 
-    # At a slave
+    # Frames that a slave handles
 
     def _append_log(self, request: LaneRequest) -> None:
         epoch, head, data = decode_append_log(request.payload)
@@ -199,7 +202,7 @@ class LogLanes:
         self._answer_copies()
 
     def _answer_copies(self) -> None:
-        """Answer the APPEND_LOGs that are on disk, in order."""
+        """Answer the APPEND_LOG frames whose chunks are on disk, in order."""
         while self._copies:
             copy = self._copies[0]
             try:

@@ -1,14 +1,15 @@
-"""Mends damaged ranges of a log with another replica's bytes: a slave's from its master, a master's from a slave.
+"""Repairs damaged ranges of a log with another replica's bytes: a slave's log from its master, a master's log from a
+slave.
 
     holes ─▶ log_part of the other replica ─▶ mend_log: checked, written in place, on disk ─▶ the next part
                                           └─▶ note_lacking: the other replica has no intact bytes for the rest
 
-When damage is mended belongs here; how bytes are checked and written, in storage.replication.mend. A Replicator mends
-before it copies, so a slave acknowledges nothing with damage that its master can mend. It checks for new damage every
-MEND_INTERVAL_S. A part is a few whole records, so a large hole needs little memory. Nothing here survives the process,
-and everything it calls is safe to repeat.
+This module decides when damage is repaired; storage.replication.mend checks and writes the bytes. A Replicator repairs
+damage before it copies, so a slave never acknowledges damaged bytes that its master can repair. It checks for new
+damage every MEND_INTERVAL_S. A part is a few whole records, so a large hole (damaged range) needs little memory. No
+state of this module survives the process, and every call that it makes is safe to repeat.
 
-May wait for: Storage.
+It may wait for Storage actors.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from raymq.common.protocol.store import Hole
 
 MEND_INTERVAL_S: Final = 5.0
 HOLES_MAX: Final = 1000
-"""The most ranges that are mended at a time."""
+"""Maximum number of damaged ranges that are repaired in one pass."""
 MEND_CALL_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class StorageCalls(Protocol):
-    """Calls the methods of a storage actor (raymq.remoting.actor_ref.ActorRef)."""
+    """The interface that calls methods of a storage actor (raymq.remoting.actor_ref.ActorRef)."""
 
     @property
     def name(self) -> str: ...
@@ -37,16 +38,18 @@ class StorageCalls(Protocol):
 
 
 def mend_both(master: StorageCalls, slave: StorageCalls, following: Following, replica: int) -> int:
-    """Mend the log of a slave, which is `replica`, then its master's. Returns the number of bytes that were replaced.
+    """Repair the log of a slave, then its master's log. Returns the number of replaced bytes. `replica`: the number of
+    the slave.
 
-    RaymqError: a call failed, as after a change of roles. Mended ranges stay mended.
+    Raises RaymqError if a call failed, for example after a change of roles. Ranges already repaired stay repaired.
     """
     mended = _mend(slave, master, following.epoch, following.master)
     return mended + _mend(master, slave, following.epoch, replica)
 
 
 def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) -> int:
-    """Mend one log with the bytes of another, equal log, the log of `replica`."""
+    """Repair the log of `damaged` with the bytes of an equal log: that of `other`, which is the store of
+    `replica`."""
     holes: tuple[Hole, ...] = damaged.call("log_holes", timeout_s=MEND_CALL_TIMEOUT_S)
     mended = 0
     for hole in holes[:HOLES_MAX]:
@@ -60,7 +63,8 @@ def _mend(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int) 
 
 
 def _mend_hole(damaged: StorageCalls, other: StorageCalls, epoch: int, replica: int, hole: Hole) -> int:
-    """Mend one hole part by part, and report each rest that the other log lacks, too. Returns the replaced bytes."""
+    """Repair one hole (damaged range) part by part, and report each rest that the other log lacks, too. Returns the
+    number of replaced bytes."""
     position, rest, mended = hole.offset, hole.offset, 0
     while position < hole.end_offset:
         left = hole.end_offset - position

@@ -1,6 +1,6 @@
-"""The master's side of a replica: appends that wait for copies, and the log for its followers.
+"""The master's side of a replica: appends that wait for copies, and the log that its followers read.
 
-Free of Ray.
+This module does not use Ray.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ T = TypeVar("T")
 
 
 class MasterSide(GroupReplica):
-    """The master's methods of a replica. NotMasterError of each method unless the replica leads. Thread-safe."""
+    """The methods of a replica that is the master. Each method raises NotMasterError unless the replica is the master.
+    Thread-safe."""
 
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
         with self._changed:
             self._role.check_append(epoch, self._clock_s())
             if self._store.gate.failure:
-                # Its lease is given up: another replica leads soon, and takes this append.
+                # The disk has failed, so the lease is given up: another replica soon becomes the master, and the client
+                # can send the append to it.
                 raise NotMasterError(self._broker_name, self._role.epoch)
             assert self._sync is not None
             led, in_sync = self._role.epoch, len(self._sync.in_sync(self._clock_s()))
@@ -50,8 +52,8 @@ class MasterSide(GroupReplica):
         return append(store, ReplicaAcks(not_enough, has_copies, self._rules.slave_timeout_s))
 
     def _has_copies_in(self, epoch: int, end_offset: int) -> bool:
-        """True if enough replicas have the log before `end_offset`. ServiceNotAvailableError unless this one still
-        leads `epoch`."""
+        """Return True if enough replicas have the log before `end_offset`. Raises ServiceNotAvailableError unless this
+        replica is still the master of `epoch`."""
         with self._changed:
             if self._role.epoch != epoch or not self._may_acknowledge or self._closed:
                 raise ServiceNotAvailableError(
@@ -67,18 +69,20 @@ class MasterSide(GroupReplica):
         return self._sync.copies(end_offset) >= self._rules.in_sync_replicas
 
     def history(self, epoch: int) -> EpochHistory:
-        """The epochs of this master's log, for a follower. NotMasterError unless it leads `epoch`."""
+        """Return the epochs of this master's log, for a follower. Raises NotMasterError unless this replica is the
+        master of `epoch`."""
         with self._changed:
             self._role.check_asked(epoch)
             return EpochHistory(self._epochs.entries, self._store.log.min_offset, self._given_end)
 
     @property
     def _given_end(self) -> int:
-        """Return the end of what followers get."""
+        """The end of the part of the log that followers may read."""
         return self._store.gate.stored_offset if self._rules.fixed_roles else self._store.log.committed_offset
 
     def note_request(self, request: LogRequest) -> None:
-        """Record what a follower has on its disk. NotMasterError unless this replica leads the request's epoch."""
+        """Record which part of the log a follower has on its disk. Raises NotMasterError unless this replica is the
+        master of the request's epoch."""
         with self._changed:
             self._role.check_asked(request.epoch)
             assert self._sync is not None
@@ -88,18 +92,17 @@ class MasterSide(GroupReplica):
             self._show_confirmed()
 
     def log_beyond(self, epoch: int, physical_offset: int) -> int:
-        """Return the bytes of the log that a follower at an offset lacks. NotMasterError unless this replica leads
-        `epoch`.
-        """
+        """Return the number of bytes of the log after `physical_offset` that followers may read. Raises NotMasterError
+        unless this replica is the master of `epoch`."""
         with self._changed:
             self._role.check_asked(epoch)
             return self._given_end - physical_offset
 
     def chunk_at(self, epoch: int, physical_offset: int, max_bytes: int) -> LogChunk:
-        """Return the chunk of the log at an offset, empty at the log's end.
+        """Return the chunk of the log at an offset; an empty chunk at the end of the log.
 
-        NotMasterError unless this replica leads `epoch`; DataLossError for bytes that retention has deleted;
-        StoreCorruptError for damaged bytes that a replica may still mend.
+        Raises NotMasterError unless this replica is the master of `epoch`. Raises DataLossError if retention has
+        deleted the bytes, and StoreCorruptError for damaged bytes that another replica may still repair.
         """
         with self._changed:
             self._role.check_asked(epoch)
@@ -117,7 +120,8 @@ class MasterSide(GroupReplica):
         return LogChunk(physical_offset, data, entry, confirm, end, hole)
 
     def _require_unmendable(self, hole: Hole) -> None:
-        """StoreCorruptError while a replica may still mend a hole of this master (HoleReports)."""
+        """Raise StoreCorruptError if a replica may still repair a hole (damaged range) of this master's log
+        (HoleReports)."""
         with self._changed:
             assert self._sync is not None
             now_s = self._clock_s()

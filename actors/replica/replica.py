@@ -1,34 +1,36 @@
-"""One replica of a broker group of several: a store that leads, follows, or is fenced.
+"""One replica of a group of several: a store that leads, follows, or is fenced.
 
-How a replica changes its role, reports its state and mends damage belongs here. Its work in each role is in
-master_side.py and follower_side.py, and what all roles have in common in group_replica.py. The decisions about roles
-and copies are in actors.core.replica. Free of Ray: `actors.replica.storage_actor` is the actor around it.
+This module changes a replica's role, reports its state and repairs damage. The work in each role is in master_side.py
+and follower_side.py, and the part common to all roles in group_replica.py. The decisions about roles and copies are in
+actors.core.replica. The module does not use Ray: `actors.replica.storage_actor` is the actor that runs a replica.
 
     master     append ──┬─▶ flush ──────────────────────────────────────▶ both are there ──▶ acknowledge
                         └─▶ chunks for the followers, who flush them and say so ──┘
     slave      align with the master's epochs (cut what differs) ──▶ append its chunks, ask for more
 
-Followers get what the master has written, so that all disks flush at the same time. So after a power cut a master may
-have less than its followers. That is safe for three reasons: a message is acknowledged and shown only when the master's
-own disk has it, too; a restarted master never continues to lead in its epoch (actors.core.replica.role), and a follower
-cuts what the next epoch's master does not have; and in one epoch no follower cuts anything, because it never has more
-than its master gives. With fixed roles followers get only what is on the master's disk: there a copy that is longer
-than the master's log shows that its disk has lost messages (placement.election).
+Followers get records as soon as the master has written them, so that all disks flush at the same time. So after a power
+failure a master may have less of the log than its followers. That is safe for three reasons. First, a message is
+acknowledged and shown only after the master's own disk has it, too. Second, a restarted master never continues to lead
+in its epoch (actors.core.replica.role), and a follower cuts the records that the next epoch's master does not have.
+Third, in one epoch no follower cuts anything, because it never has more than its master sends. With fixed roles
+followers get only records that are on the master's disk. So if a copy is longer than the master's log, the master's
+disk has lost messages (placement.election).
 
-A replica whose disk has failed stops leading, whatever its lease: it acknowledges and shows nothing, answers appends
-with NotMasterError, and reports the failure, so that the Controller elects another replica at once. Its process is
-restarted soon (actors.replica.failed_disk): then only what recovery reads from the disk counts.
+A replica whose disk has failed stops leading, whatever its lease. It acknowledges and shows no messages, answers
+appends with NotMasterError, and reports the failure, so that the Controller elects another replica at once. Its process
+is restarted soon (actors.replica.failed_disk). After the restart only the records that recovery reads from the disk
+count.
 
 Consumers see messages up to the confirm offset, which every member of the sync-state set has
-(actors.core.replica.sync_state). Between a start and the first order, the replica is fenced: it neither appends nor
+(actors.core.replica.sync_state). Between a start and the first order the replica is fenced: it neither appends nor
 shows messages.
 
-These survive a crash, on disk beside the store: the epochs and the highest confirm offset
-(storage.replication.epoch_file), the directory's id and the newest sync-state set that it knows
+These values survive a crash, in files beside the store: the epochs and the highest confirm offset
+(storage.replication.epoch_file), the directory's id and the newest sync-state set that the replica has received
 (storage.replication.replica_files). An epoch is on disk before its master accepts the first append, and a confirm
 offset before it is reported. A log that ends before that offset lacks acknowledged messages: the replica reports this,
-and is elected only if no other replica has them. A replica also refuses to be cut below that offset by a master that
-lacks acknowledged messages: it keeps its bytes, does not follow, and reports the reason.
+and is elected only if no other replica has them. If a master lacks acknowledged messages, a replica also refuses to cut
+its log below that offset: it keeps its bytes, does not follow, and reports the reason.
 """
 
 from __future__ import annotations
@@ -68,14 +70,16 @@ logger = logging.getLogger(__name__)
 class Replica(MasterSide, FollowerSide):
     """One of a broker group's replicas. Thread-safe.
 
-    It carries out the Controller's orders, reports its state, and mends damage. Its base classes do the work of a
-    master, of a follower, and of both.
+    It executes the Controller's orders, reports its state, and repairs damage. Its base classes have the methods of a
+    master and of a follower.
     """
 
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Carry out an order, unless it is outdated, and store the set. Returns the state report afterwards.
+        """Execute an order, unless the order is outdated, and store the sync-state set `newest`. Returns the state
+        report afterwards.
 
-        While the log is being aligned, which may take long, Lead and Follow are left out: the Controller repeats them.
+        While the log is being aligned, which may take long, Lead and Follow orders are skipped: the Controller repeats
+        them.
         """
         try:
             with self._changed:
@@ -85,7 +89,7 @@ class Replica(MasterSide, FollowerSide):
         except NotMasterError as error:
             logger.info("%s replica %d does not carry out %s: %s", self._broker_name, self._replica, order, error)
         except OSError as error:
-            # A set or an epoch is not on disk: report that this replica has failed.
+            # A sync-state set or an epoch could not be written to disk: report that this replica's disk has failed.
             self._refuse_without_room(error)
             self._store.gate.fail(error)
         return self.account()
@@ -109,13 +113,13 @@ class Replica(MasterSide, FollowerSide):
                     self._sync.decided(order.sync_state_set)
                     self._files.note_set(self._sync.sync_state_set)
                 self._show_confirmed()
-                self._store.gate.progress.notify()  # the lease or the set may have changed
+                self._store.gate.progress.notify()  # the lease or the sync-state set may have changed
         elif isinstance(order, Drain):
             with self._changed:
                 self._role.drain(order.epoch)
 
     def _lead(self, order: Lead) -> None:
-        """Become master. On return the epoch is on disk, and appends are accepted."""
+        """Become the master. On return the epoch is on disk, and appends are accepted."""
         first = order.sync_state_set
         elected = first.stores.get(self._replica), order.incarnation
         if elected != (self._files.store_id, self._files.incarnation):
@@ -149,7 +153,7 @@ class Replica(MasterSide, FollowerSide):
         self._store.schedule.start_delivery()
 
     def _follow(self, order: Follow) -> None:
-        """Become slave. On return only chunks of the master are appended."""
+        """Become a slave. On return only the master's chunks are appended."""
         with self._changed:
             if not self._role.follow(order.epoch, order.master):
                 return
@@ -163,7 +167,8 @@ class Replica(MasterSide, FollowerSide):
         self._store.fence(f"replica {self._replica} of {self._broker_name} is not its master")
 
     def account(self) -> ReplicaState:
-        """Return this replica's state report for the Controller. The confirm offset in it is on disk on return."""
+        """Return this replica's state report for the Controller. On return the report's confirm offset is on
+        disk."""
         self._remember_confirmed()
         with self._changed:
             end = self._store.gate.stored_offset
@@ -216,18 +221,20 @@ class Replica(MasterSide, FollowerSide):
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """The damaged ranges of this log, ascending."""
+        """Return the holes (damaged ranges) of this log, in ascending order."""
         return self._store.mender.holes
 
     def _hole_bytes(self) -> int:
-        """Return the damaged bytes that another replica may have; bytes that its own master lacks are not counted."""
+        """Return the number of damaged bytes that another replica may still have intact. Bytes that the replica's own
+        master lacks are not counted."""
         return sum(hole.size for hole in self._store.mender.holes if hole.offset not in self._shared_holes)
 
     def read_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
-        """Return the offset and bytes of the first intact records in a range of the log; None if there are none.
+        """Return the offset and the bytes of the first intact records in a range of the log; None if the range has
+        none.
 
-        For a replica whose log is damaged there (LogChunks.read_part). NotMasterError unless this log is that of the
-        epoch's master.
+        Another replica, whose log is damaged in this range, calls this method (LogChunks.read_part). Raises
+        NotMasterError unless this log equals the log of the epoch's master.
         """
         with self._changed:
             self._check_same_log(epoch)
@@ -235,9 +242,9 @@ class Replica(MasterSide, FollowerSide):
         return store.chunks.read_part(physical_offset, size)
 
     def mend(self, epoch: int, physical_offset: int, data: bytes) -> None:
-        """Replace damaged bytes by another replica's bytes. They are on disk when this returns.
+        """Replace damaged bytes with another replica's bytes. Durable on return.
 
-        NotMasterError unless this log is that of the epoch's master; other errors as of HoleMender.mend.
+        Raises NotMasterError unless this log equals the log of the epoch's master, and the errors of HoleMender.mend.
         """
         with self._order_lock, self._failing_on_disk_errors():
             with self._changed:
@@ -246,11 +253,11 @@ class Replica(MasterSide, FollowerSide):
             store.mender.mend(physical_offset, data)
 
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
-        """Record that another replica has no intact bytes for the hole at an offset.
+        """Record that another replica has no intact bytes for the hole (damaged range) at an offset.
 
         If the other replica is its master, a slave records that both lack these bytes. A master sends its damaged bytes
-        to slaves once every replica in sync has reported the hole. NotMasterError unless this log is that of the
-        epoch's master.
+        to slaves after every replica in sync has reported the hole. Raises NotMasterError unless this log equals the
+        log of the epoch's master.
         """
         with self._order_lock, self._changed:
             self._check_same_log(epoch)
@@ -260,7 +267,8 @@ class Replica(MasterSide, FollowerSide):
                 self._shared_holes |= {physical_offset}
 
     def _check_same_log(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica leads in `epoch`, or follows in it with an aligned log."""
+        """Raise NotMasterError unless this replica is the master of `epoch`, or follows in `epoch` with an
+        aligned log."""
         if self._role.role is ReplicaRole.SLAVE and self._aligned:
             self._role.check_chunk(epoch)
         else:

@@ -1,19 +1,19 @@
-"""Replicator: carries the log from a broker group's master to one slave replica.
+"""Replicator: the actor that carries the log from a broker group's master to one slave replica.
 
-Where a Replicator begins, and what happens after a failed call, belongs here; the transfer of chunks between lanes in
-actors.replica.log_carrier.
+This module decides where a Replicator starts in the log, and how it continues after a failed call;
+actors.replica.log_carrier transfers chunks between lanes (direct socket connections).
 
     slave.following ─▶ master, epoch ─▶ master.history ─▶ slave.align ─▶ mend damage (actors.replica.log_mender)
                                                 └─▶ read the log (from) ══ chunk ══▶ append it at the slave ─▶ from, …
 
-Chunks go over a lane to each of the two storage actors. If a lane cannot be opened or breaks, the Replicator pauses,
-asks the slave again for its master, and asks both storage actors for the present addresses of their lanes. While a
+Chunks go over one lane to each of the two storage actors. If a lane cannot be opened or breaks, the Replicator pauses.
+Then it requests the current master from the slave again, and the current addresses from both storage actors. While a
 hanging master does not answer, the Replicator checks at intervals whether the slave follows another master.
 
-What survives its death: nothing, and nothing has to; the slave has its own end offset. Everything it calls is safe to
-repeat: a chunk that does not continue the slave's log is refused.
+No state survives a crash, and none needs to: the slave has its own end offset. Every call of a Replicator is safe to
+repeat: a chunk that does not continue the slave's log is rejected.
 
-May wait for: Storage. Nobody waits for a Replicator.
+A Replicator may wait for Storage. No actor waits for a Replicator.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 class Replicator:
-    """The loop that serves one slave. `flow_bytes_s`: the most bytes per second, None for no limit."""
+    """The loop that copies the log to one slave. `flow_bytes_s`: the maximum number of bytes per second; None for no
+    limit."""
 
     def __init__(self, slave: StorageName, flow_bytes_s: int | None = None) -> None:
         take_turns_quickly()
@@ -65,7 +66,7 @@ class Replicator:
         threading.Thread(target=self._mend_again, name="mend", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """Return the copied and the mended bytes since the start, and the last failure."""
+        """Return the numbers of copied and repaired bytes since the start, and the last failure."""
         return {
             "slave": str(self._name),
             "copied_bytes": self._copied,
@@ -74,7 +75,7 @@ class Replicator:
         }
 
     def close(self) -> None:
-        """End the loop, at the latest after the current call."""
+        """Stop the loop, at the latest after the current call."""
         self._stopping.set()
         self._thread.join(REPLICATE_CALL_TIMEOUT_S)
 
@@ -89,20 +90,20 @@ class Replicator:
                     self._copy(following)
                 backoff.reset()
             except RaymqError as error:
-                # A role has changed, or a replica is absent: ask the slave again for its master.
+                # A role has changed, or a replica cannot be reached: request the current master from the slave again.
                 self._failure = str(error)
                 logger.info("%s: %s", self._name, error)
                 self._stopping.wait(backoff.next())
 
     def _copy(self, following: Following) -> None:
-        """Carry chunks until a call fails, as after a change of roles."""
+        """Carry chunks of the log until a call fails, for example after a change of roles."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         position = following.position
         if position is None:
             history = master.call("history", following.epoch, timeout_s=HISTORY_TIMEOUT_S)
             position = self._slave.call("align", following.epoch, history, timeout_s=REPLICATE_CALL_TIMEOUT_S * 6)
         self._mend(following)
-        # A hanging master may not return its address, either.
+        # A hanging master may not even return its address, so do not wait for it without checking the slave.
         described = master.start("describe")
         if not self._await_answer(described, following, LATE_S):
             return
@@ -122,13 +123,14 @@ class Replicator:
             ).run()
 
     def _mend(self, following: Following) -> None:
-        """Mend the damaged ranges of either log with the bytes of the other log."""
+        """Repair the damaged ranges of the master's and of the slave's log, each with the bytes of the other
+        log."""
         master = ActorRef(str(StorageName(self._name.broker_name, following.master)))
         with self._mending:
             self._mended += mend_both(master, self._slave, following, self._name.replica)
 
     def _mend_again(self) -> None:
-        """Mend damage that is found while chunks are copied."""
+        """Repair damage that is found while chunks are copied."""
         while not self._stopping.wait(MEND_INTERVAL_S):
             try:
                 now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
@@ -138,7 +140,8 @@ class Replicator:
                 logger.info("%s was not looked through for damage: %s", self._name, error)
 
     def _open_lane(self, description: StorageDescription) -> Lane:
-        """Open a lane to a storage actor. ServiceNotAvailableError if that fails."""
+        """Open a lane (direct socket connection) to a storage actor. Raises ServiceNotAvailableError if the lane cannot
+        be opened."""
         try:
             return Lane(description.lane, remote=description.node_id != self._node_id)
         except LANE_NOT_OPENED as error:
@@ -149,14 +152,14 @@ class Replicator:
         self._failure = ""
 
     def _is_followed(self, following: Following) -> bool:
-        """True if the slave still follows this master in this epoch."""
+        """Return True if the slave still follows this master in this epoch."""
         now: Following | None = self._slave.call("following", 0.0, timeout_s=REPLICATE_CALL_TIMEOUT_S)
         return now is not None and (now.master, now.epoch) == (following.master, following.epoch)
 
     def _await_answer(self, answer: Any, following: Following, wait_s: float) -> bool:
-        """Wait for a master's answer or error; the answer is late after `wait_s`.
+        """Wait for a master's answer or error. After `wait_s` the answer is late, and the slave is checked.
 
-        Returns False if the slave follows another master now. RequestTimeoutError if the master hangs.
+        Returns False if the slave now follows another master. Raises RequestTimeoutError if the master hangs.
         """
         longest_s = REPLICATE_LONG_POLL_S + REPLICATE_CALL_TIMEOUT_S
         deadline_s = time.monotonic() + longest_s

@@ -1,7 +1,8 @@
-"""The only replica of a broker group: a store that always leads, and has no followers.
+"""The only replica of a broker group: a store that is always the master, and has no followers.
 
-The lanes and the actor methods of a storage actor use a replica only through the methods here.
-`actors.replica.replica` changes what differs in a broker group of several replicas. Free of Ray.
+The lanes (direct socket connections) and the actor methods of a storage actor use a replica only through the methods of
+this class. `actors.replica.replica` overrides the methods that differ in a group of several replicas. This module does
+not use Ray.
 """
 
 from __future__ import annotations
@@ -32,79 +33,82 @@ class SoleReplica:
 
     @property
     def any_store(self) -> MessageStore:
-        """Return the store, for its status and its config files, in any role."""
+        """Return the store in any role of the replica, for its status and its config files."""
         return self._store
 
     @property
     def store(self) -> MessageStore:
-        """The store, for reads. ServiceNotAvailableError while this replica may show no messages."""
+        """The store, for reads. Raises ServiceNotAvailableError if this replica may show no messages now."""
         return self._store
 
     def require_master(self) -> None:
-        """NotMasterError unless this replica leads, or did before its lease ended."""
+        """Raise NotMasterError unless this replica is the master, even if its lease has expired."""
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, called by any thread once the disk has failed; at once if it has.
+        """Register `callback`. Any thread calls it when the disk has failed; it is called at once if the disk has
+        failed already.
 
-        It must not block, and may be called more than once.
+        The callback must not block, and may be called more than once.
         """
         self._store.gate.call_on_failure(callback)
 
     def add_progress_listener(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, called each time that started appends may have become settled.
+        """Register `callback`. It is called each time that started appends may have completed.
 
-        Any thread may call it: after a flush that appends wait for, after a failure of the disk, and after copies have
-        arrived at other replicas. It must not block.
+        Any thread may call it: after a flush that appends wait for, after a failure of the disk, and after other
+        replicas have received copies. The callback must not block.
         """
         self._store.gate.progress.add_listener(callback)
 
     def change_slave_timeout(self, timeout_s: float) -> None:
-        """Set how long appends wait for their copies (slave_timeout_ms, a live setting)."""
+        """Set how long appends wait for their copies on other replicas (slave_timeout_ms, a live setting)."""
 
     def delete_topics_before(self, existing: Collection[str], position: int) -> None:
-        """As a slave, delete the queues of topics that the broker's state lacks (StoreTopics.delete_before).
+        """On a slave, delete the queues of topics that the broker's state does not have (StoreTopics.delete_before).
 
-        Any other replica does nothing.
+        On any other replica, do nothing.
         """
 
-    # Appends
+    # Methods that append messages
 
     def append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> list[AppendResult]:
-        """Store batches as AppendService.append does, and wait until as many replicas have them as the rules require.
+        """Store batches as AppendService.append does, and wait until as many replicas have the batches as the rules
+        require.
 
-        If none of them waits (wait_store_msg_ok), the number of replicas in sync does not matter. NotMasterError and
-        InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT if other replicas
-        were too slow. ServiceNotAvailableError: this replica was replaced during the wait; it is unknown whether the
-        batches stay stored, and sending them again is safe.
+        If no batch waits for storing (wait_store_msg_ok), the number of replicas in sync does not matter.
+        NotMasterError and InSyncReplicasError are raised before anything is written. The status is FLUSH_SLAVE_TIMEOUT
+        if other replicas were too slow. Raises ServiceNotAvailableError if this replica was replaced as master during
+        the wait. In that case it is unknown whether the batches stay stored, and sending them again is safe.
         """
         return self._append(epoch, lambda store, acks: store.append(batches, acks=acks))
 
     def start_append(self, batches: Sequence[EncodedBatch], epoch: int | None = None) -> StartedAppend:
-        """Start an append as `append` does, without waiting (AppendService.start_append). Arriving copies are
-        progress.
-        """
+        """Start an append without waiting (AppendService.start_append); see `append`. Copies that arrive at other
+        replicas count as progress."""
         return self._append(epoch, lambda store, acks: store.start_append(batches, acks=acks))
 
     def start_end(self, end: EndTransactionRequest, *, require_topic: Callable[[str], None]) -> StartedAppend:
-        """End a transaction (TransactionService.start_end) without waiting. Errors as of `append`, too."""
+        """End a transaction without waiting (TransactionService.start_end). Also raises the errors of `append`."""
         return self._append(
             None, lambda store, acks: store.transactions.start_end(end, require_topic=require_topic, acks=acks)
         )
 
     def _append(self, epoch: int | None, append: Callable[[MessageStore, ReplicaAcks | None], T]) -> T:
-        """Call `append` with the store, and the copies that the append has to wait for; None without followers."""
+        """Call `append` with the store and the copies that the append must wait for. The second argument is None
+        without followers."""
         return append(self._store, None)
 
-    # Reads
+    # Methods that read messages
 
     def fetch(self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """The records of several queues, and the storage actor to read each from next (FetchService.fetch).
+        """Return the records of several queues, and the storage actor from which to read each queue next
+        (FetchService.fetch).
 
-        NotMasterError of a slave, unless slave_read_enable is on.
+        Raises NotMasterError if this replica is a slave, unless slave_read_enable is on.
         """
         routing, store = self._read_routing()
         results = store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=not routing.is_master)
-        if not routing.others:  # without other storage actors, no answer depends on what is in memory
+        if not routing.others:  # without other storage actors the answer does not depend on the messages in memory
             return results
         return [
             routing.route(
@@ -114,8 +118,8 @@ class SoleReplica:
         ]
 
     def ends(self, positions: Sequence[QueuePosition]) -> tuple[list[QueueEnds], bool]:
-        """The ends of several queues, the storage actor to read each from, and if there is something to read
-        (FetchService.ends). Errors as of `fetch`."""
+        """Return the ends of several queues with the storage actor to read each from, and whether there is something to
+        read (FetchService.ends). Raises the errors of `fetch`."""
         routing, store = self._read_routing()
         ends, news = store.fetches.ends(positions, patient=not routing.is_master)
         if not routing.others:
@@ -127,20 +131,20 @@ class SoleReplica:
         return routed, news
 
     def _read_routing(self) -> tuple[ReadRouting, MessageStore]:
-        """Return where readers go next, and the store; errors as of `fetch`."""
+        """Return the routing of this replica's readers, and the store. Raises the errors of `fetch`."""
         return ALONE, self._store
 
     def count_reads(self, reads: ReadsInPlace) -> None:
-        """Count what clients have read in the mapped files among the store's gets."""
+        """Add the messages that clients have read from the memory-mapped files to the store's number of gets."""
         self.store.stats.count_reads(reads.found, reads.messages)
 
     @property
     def polls(self) -> LongPolls:
-        """The waiting fetches of the store, by queue; errors as of `store`."""
+        """The waiting fetches of the store, by queue. Raises the errors of `store`."""
         return self.store.polls
 
     def status(self) -> dict[str, Any]:
-        """Return role, epoch, set and lag, for `raymq status`; empty without followers."""
+        """Return role, epoch, sync-state set and lag, for `raymq status`; empty without followers."""
         return {}
 
     def close(self) -> None:

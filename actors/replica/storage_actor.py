@@ -1,16 +1,16 @@
-"""Storage: one replica's store directory, served to the cluster.
+"""Storage: the actor that serves one replica's store directory to the cluster.
 
-A change of a remote method, or of its threads, belongs here.
+This module has the remote methods of the actor, and their threads.
 
-The only replica of a broker group always leads (actors.replica.sole_replica). One of several replicas carries out the
-Controller's orders: it leads, or it follows by way of a Replicator (actors.replica.replica).
+The only replica of a broker group is always the master (actors.replica.sole_replica). One of several replicas executes
+the Controller's orders: it is the master, or it follows a master through a Replicator (actors.replica.replica).
 
-The data plane of a broker group. It is pinned to the node whose disk holds the directory. Producers, consumers and
-other servers call it over lanes (actors.replica.data_plane). The actor methods `append`, `fetch` and `queue_bounds` are
-for programs that call the actor by its handle; they have the same meaning.
+The actor is the data plane of a broker group. It is pinned to the node whose disk holds the directory. Producers,
+consumers and other servers call it over lanes (direct socket connections, actors.replica.data_plane). The actor methods
+`append`, `fetch` and `queue_bounds` are for programs that call the actor by its handle; they have the same meaning.
 
-What survives its death: everything acknowledged. The store is recovered from its directory when Ray starts the actor
-again (storage.recovery.recovery). Safe to repeat: all reads, and appends that carry a producer sequence.
+Every acknowledged message survives a crash. The store is recovered from its directory when Ray restarts the actor
+(storage.recovery.recovery). All reads, and appends that have a producer sequence, are safe to repeat.
 """
 
 from __future__ import annotations
@@ -77,21 +77,22 @@ from storage.replication.epochs import EpochHistory, SyncStateSet
 from storage.retention.cleaner import HOLDS_FILE
 
 FRAME_OVERHEAD_BYTES: Final = 16 << 20
-"""The most bytes of a lane's frame beside the bodies or records that the settings allow."""
+"""Maximum size, in bytes, of a lane's frame beyond the bodies or records that the settings allow."""
 APPEND_THREADS: Final = 8
 FETCH_THREADS: Final = 32
 CONTROL_THREADS: Final = 4
 ORDER_THREADS: Final = 4
 OPEN_PAUSE_FACTOR: Final = 4
-"""After a failed attempt to open the store, the pause before the next one, as a multiple of the attempt's length."""
+"""Pause after a failed attempt to open the store, as a multiple of the duration of the attempt."""
 REPLICATE_THREADS: Final = 12
-"""The long poll of the own Replicator, and the calls of up to eight followers' Replicators that mend damage."""
+"""Number of threads for the long poll of the replica's own Replicator, and for calls by up to eight followers'
+Replicators that repair damage."""
 
 logger = logging.getLogger(__name__)
 
 
 class Storage:
-    """The actor around one replica."""
+    """The actor that serves one replica."""
 
     def __init__(
         self,
@@ -112,21 +113,21 @@ class Storage:
         self._lock = threading.Lock()
         self._lanes: DataPlane | None = None
         self._replica: SoleReplica | None = None
-        """None until the store is open."""
+        """The open replica; None until its store is open."""
         self._append_limit = AppendLimit(settings.send_queue_capacity)
         self._failed_disk = FailedDisk(str(name))
         self._bus_errors = BusErrors(self._settings.store_path_root_dir)
-        # If the store did not open: the reason, and the time (time.monotonic) of the next attempt.
+        # The reason why the store did not open (None if it did), and the time (time.monotonic) of the next attempt.
         self._not_open: RaymqError | None = None
         self._open_again_s = 0.0
         self._live = StoreLiveSettings(self._settings, replication, None if metrics is None else metrics.options)
         self._metrics: MetricsThread | None = None
-        self._deleted: DeletedTopics  # from the store's directory, once it is open
+        self._deleted: DeletedTopics  # read from the store's directory when the store opens
         try:
             self._open()
         except RaymqError as error:
-            # If a constructor raised, the actor would be dead for good. Instead each call retries, and raises the
-            # reason.
+            # If a constructor raised an error, the actor would be dead permanently. Instead each call tries to open the
+            # store again, and raises the reason of a failure.
             logger.error("%s cannot open its store: %s", name, error)
         figures = StorageMetrics(lambda: self._open().any_store, lambda: self._append_limit.under_way, self._requests)
         self._metrics = MetricsThread(
@@ -135,7 +136,7 @@ class Storage:
         self._metrics.limit(self._live.now.metrics.per_topic_max, self._live.now.metrics.per_group_max)
 
     def _open(self) -> SoleReplica:
-        """Return the open replica, whatever its role is. Raises the reason if its store cannot be opened."""
+        """Return the open replica in any role. Raises the reason if its store cannot be opened."""
         with self._lock:
             if self._lanes is None:
                 self._open_source()
@@ -147,10 +148,10 @@ class Storage:
             return self._replica
 
     def _open_source(self) -> None:
-        """Open the store, or the replica, unless it is open.
+        """Open the store, or the replica, unless it is already open.
 
-        If opening failed slowly, it is not retried for a while: recovery reads much of the log, and every call of the
-        actor would read it again.
+        After a slow failure the store is not opened again for a while: recovery reads much of the log, and every call
+        of the actor would read it again.
         """
         if self._replica is not None:
             return
@@ -202,12 +203,12 @@ class Storage:
 
     @property
     def _present_store(self) -> MessageStore:
-        """The open store. One of several replicas may be opened anew."""
+        """Return the store that is open now. One of several replicas may close its store and open a new one."""
         assert self._replica is not None
         return self._replica.any_store
 
     def _requests(self) -> Sequence[RequestFigures]:
-        """Return the figures of requests that wait for a thread of the lanes."""
+        """Return metrics of the requests that wait for a thread of the lanes (direct socket connections)."""
         lanes = self._lanes
         return [] if lanes is None else lanes.requests()
 
@@ -227,7 +228,7 @@ class Storage:
             return self._make_replica(options)
         except OSError as error:
             if isinstance(error, RaymqError):
-                raise  # RequestTimeoutError is an OSError by way of TimeoutError
+                raise  # RequestTimeoutError is a RaymqError, but also an OSError (through TimeoutError)
             raise StoreError(
                 f"{self._name} cannot open its store: {error}; see the disk of {self._settings.store_path_root_dir}"
             ) from error
@@ -247,13 +248,14 @@ class Storage:
         )
         config = ConfigFiles(self._settings.store_path_root_dir)
         if config.read(HOLDS_FILE) is None:
-            # Until a snapshot of the broker's state exists here, retention keeps the records from which it is made.
+            # Until this store has a snapshot of the broker's state, retention keeps the records from which the snapshot
+            # is made.
             config.write(HOLDS_FILE, json.dumps({STATE_TOPIC: {"0": 0}}))
         name, learner = self._name, self._name.replica >= options.replicas - options.learners
         return Replica(name.broker_name, name.replica, self._settings, rules, self._open_store, learner=learner)
 
     def _master_store(self) -> MessageStore:
-        """Return the store, for calls that only a master answers; NotMasterError on others."""
+        """Return the store, for calls that only a master answers. Raises NotMasterError on other replicas."""
         replica = self._open()
         replica.require_master()
         return replica.store
@@ -266,85 +268,91 @@ class Storage:
 
     @ray.method(concurrency_group="append")
     def append(self, batches: Sequence[EncodedBatch]) -> list[AppendResult]:
-        """Store batches; returns when they are as durable as the flush setting promises (SoleReplica.append).
+        """Store batches. Returns when they are as durable as the flush setting promises (SoleReplica.append).
 
-        TopicNotExistError for a topic that was deleted and not created again; SystemBusyError if too many appends wait.
-        Then nothing was stored, or nothing that a consumer will see.
+        Raises TopicNotExistError if a topic was deleted and not created again, and SystemBusyError if too many appends
+        wait. After these errors no message is stored that a consumer will see.
         """
         replica = self._open()
         with self._append_limit.enter():
             self._deleted.check(batches)
             results = replica.append(batches)
-            self._deleted.check(batches)  # deleted in the meantime: nobody will see the messages
+            self._deleted.check(batches)  # if the topic was deleted during the append, no consumer sees the messages
             return results
 
     @ray.method(concurrency_group="control")
     def check_transactions(self, groups: Sequence[str], start_ms: int) -> CheckRound:
-        """A part of a round of checks (TransactionService.check). NotMasterError."""
+        """Run a part of a round of transaction checks (TransactionService.check). Raises NotMasterError unless this
+        replica is the master."""
         return self._master_store().transactions.check(groups, start_ms)
 
     @ray.method(concurrency_group="control")
     def transactions(self) -> TransactionFigures:
-        """The transactions that wait (TransactionService.figures). NotMasterError."""
+        """Return metrics of the open transactions (TransactionService.figures). Raises NotMasterError unless this
+        replica is the master."""
         return self._master_store().transactions.figures()
 
     @ray.method(concurrency_group="fetch")
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read from several queues, waiting for the first message (SoleReplica.fetch)."""
+        """Read from several queues, and wait for the first message (SoleReplica.fetch)."""
         return self._open().fetch(requests, max_bytes=max_bytes, wait_s=wait_s)
 
     @ray.method(concurrency_group="control")
     def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """First and next visible offset of a queue."""
+        """Return the first and the next visible offset of a queue."""
         return self._master_store().queues.bounds(topic, queue_id)
 
     @ray.method(concurrency_group="control")
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]]) -> list[QueueBounds]:
-        """The result of `queue_bounds` for each of several queues, by topic and queue id."""
+        """Return the result of `queue_bounds` for each of several queues, given as (topic, queue id)."""
         known = self._master_store().queues
         return [known.bounds(topic, queue_id) for topic, queue_id in queues]
 
     def _queue_bounds_many(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
-        """First and next visible offset of all queues of topics (QueueQueries.bounds_of_topics)."""
+        """Return the first and the next visible offset of all queues of topics (QueueQueries.bounds_of_topics)."""
         return self._master_store().queues.bounds_of_topics(topics)
 
     def _stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
-        """When the messages at positions of queues were stored (QueueQueries.stored_times)."""
+        """Return the store times of the messages at queue offsets (QueueQueries.stored_times)."""
         return self._master_store().queues.stored_times(positions)
 
     def _bytes_of_spans(self, spans: Sequence[QueueSpan]) -> list[list[int]]:
-        """The bytes of records in equal parts of each span (QueueQueries.bytes_of_span)."""
+        """Return the size, in bytes, of the records in equal parts of each span of a queue
+        (QueueQueries.bytes_of_span)."""
         known = self._master_store().queues
         return [known.bytes_of_span(span) for span in spans]
 
     def _next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """How far a producer's messages are stored in each of several queues (QueueQueries.next_sequences)."""
+        """Return a producer's next sequence number in each of several queues: its messages before that number are
+        stored (QueueQueries.next_sequences)."""
         return self._master_store().queues.next_sequences(producer_id, epoch, queues)
 
     def _offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """First offset stored at or after a time, or with UPPER the last one at or before."""
+        """Return the first offset stored at or after a time; with UPPER, the last offset stored at or before
+        that time."""
         return self._master_store().queues.offset_by_time(topic, queue_id, timestamp_ms, boundary)
 
     @ray.method(concurrency_group="control")
     def query_by_key(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> QueryResult:
-        """The newest messages with a key (StoreQueries.by_key)."""
+        """Return the newest messages with a key (StoreQueries.by_key)."""
         return self._open().store.queries.by_key(topic, key, max_num, begin_ms, end_ms)
 
     @ray.method(concurrency_group="control")
     def query_by_unique_id(self, topic: str, message_id: str) -> QueryResult:
-        """The messages with a unique id (StoreQueries.by_unique_id)."""
+        """Return the messages with a unique id (StoreQueries.by_unique_id)."""
         return self._open().store.queries.by_unique_id(topic, message_id)
 
     @ray.method(concurrency_group="control")
     def record_at(self, physical_offset: int) -> bytes:
-        """The record that an offset message id names (StoreQueries.by_physical_offset)."""
+        """Return the record that an offset message id names (StoreQueries.by_physical_offset)."""
         return self._open().store.queries.by_physical_offset(physical_offset)
 
     @ray.method(concurrency_group="control")
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic's queues, and refuse messages for it until `open_topics`.
+        """Remove a topic's queues, and reject messages for the topic until `open_topics`.
 
-        Its records leave the disk with the log files they are in. NotMasterError, before anything was changed.
+        The topic's records leave the disk with the log files that contain them. Raises NotMasterError, before any
+        change, unless this replica is the master.
         """
         store = self._master_store()
         self._deleted.add(topic)
@@ -352,13 +360,14 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def open_topics(self, topics: Sequence[str]) -> None:
-        """Accept messages for topics that are about to be created, and remove the queues of deleted ones of their
+        """Accept messages for topics that are about to be created, and remove the queues of deleted topics of the same
         names.
 
-        NotMasterError, before anything was changed.
+        Raises NotMasterError, before any change, unless this replica is the master.
         """
         store, has_followers = self._master_store(), self._open().has_followers
-        # One of several replicas has only the deletions of topics from the time when it led.
+        # One of several replicas has only the topic deletions from the time when it was the master, so it deletes the
+        # queues of every named topic.
         deleted = [topic for topic in topics if topic in self._deleted or has_followers]
         for topic in deleted:
             store.topics.delete(topic)
@@ -366,9 +375,11 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def agree_on_topics(self, existing: Sequence[str]) -> None:
-        """Accept messages for these topics, and for no others that this store has queues of (DeletedTopics.agree).
+        """Accept messages for the `existing` topics, and reject messages for all other topics that have queues in this
+        store (DeletedTopics.agree).
 
-        The broker calls it when this replica begins to lead, with the topics of the state in its log.
+        The broker calls this method when this replica becomes the master, with the topics of the state in the replica's
+        log.
         """
         known = self._open().any_store.topics.queue_ids()
         stored = [topic for topic in known if not is_system_topic(topic) and not is_light_queue(topic)]
@@ -376,24 +387,26 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def read_config(self, name: str) -> str | None:
-        """The text of a file in `config/`, or None."""
+        """Return the text of a file in `config/`; None if the file does not exist."""
         return self._open().any_store.read_config(name)
 
     @ray.method(concurrency_group="control")
     def write_config(self, name: str, text: str) -> None:
-        """Replace a file in `config/`, keeping the one before as `.bak`."""
+        """Replace a file in `config/`, and keep the previous version as `.bak`."""
         replica = self._open()
         replica.any_store.write_config(name, text)
         if name == TOPICS_FILE and replica.has_followers:
-            # The broker's snapshot lacks deleted topics; the log does not record their deletion.
+            # A topic that the broker's snapshot lacks was deleted. The log does not record deletions, so a slave finds
+            # them only in the snapshot.
             replica.delete_topics_before(*topics_of_state(text))
 
     @ray.method(concurrency_group="control")
     def change_settings(self, changes: Mapping[str, SettingValue]) -> None:
-        """Have these live settings hold, by their full names, and no others; the rest is as raymq.yaml said.
+        """Replace all changes of live settings, given by full name. Every other setting has its value in raymq.yaml.
 
-        The broker calls it, on every replica, when they have changed and when it begins to lead. They are kept in
-        `config/`, and in effect on return; a thread that waits ends its present wait first. Safe to repeat.
+        The broker calls this method on every replica when settings have changed, and when the replica becomes the
+        master. On return the changes are stored in `config/` and in effect, except that a waiting thread first finishes
+        its current wait. Safe to repeat.
         """
         self._open()
         with self._lock:
@@ -401,7 +414,7 @@ class Storage:
             self._follow_settings()
 
     def _follow_settings(self) -> None:
-        """Apply live settings that are not read at each use. Called with the lock."""
+        """Apply the live settings that are not read at each use. The caller holds the lock."""
         now = self._live.now
         self._append_limit.capacity = now.store.send_queue_capacity
         if self._lanes is not None:
@@ -414,7 +427,8 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def describe(self) -> StorageDescription:
-        """This storage actor and the address of its lane; raises the reason if the store did not open."""
+        """Return the description of this storage actor, with the address of its lane (direct socket connection). Raises
+        the reason if the store did not open."""
         self._open()
         assert self._lanes is not None
         return StorageDescription(
@@ -436,7 +450,7 @@ class Storage:
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
-        """The store's counters and state, and its role among the replicas, for `raymq status`."""
+        """Return the store's counters and state, and its role among the replicas, for `raymq status`."""
         replica = self._open()
         store = replica.any_store
         return {
@@ -447,78 +461,79 @@ class Storage:
             **replica.status(),
         }
 
-    # Among replicas (actors.replica.replica)
+    # Methods that replicas, Replicators and the Controller call (actors.replica.replica)
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Carry out an order of the Controller, and store the sync-state set as it has it (Replica.obey)."""
+        """Execute an order of the Controller, and store the Controller's sync-state set (Replica.obey)."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")
     def following(self, wait_s: float) -> Following | None:
-        """The master that this replica follows, and the next offset to read (Replica.following)."""
+        """Return the master that this replica follows, and the next offset to read (Replica.following)."""
         return self._require_replica().following(wait_s)
 
     @ray.method(concurrency_group="replicate")
     def history(self, epoch: int) -> EpochHistory:
-        """A master's epochs (Replica.history)."""
+        """Return the epochs of a master's log (Replica.history)."""
         return self._require_replica().history(epoch)
 
     @ray.method(concurrency_group="replicate")
     def align(self, epoch: int, master: EpochHistory) -> int:
-        """Cut the end that differs from the master's log (Replica.align)."""
+        """Cut the end of this log that differs from the master's log (Replica.align)."""
         return self._require_replica().align(epoch, master)
 
     @ray.method(concurrency_group="replicate")
     def log_holes(self) -> tuple[Hole, ...]:
-        """The damaged ranges of this log (Replica.holes)."""
+        """Return the damaged ranges of this log (Replica.holes)."""
         return self._require_replica().holes
 
     @ray.method(concurrency_group="replicate")
     def log_part(self, epoch: int, physical_offset: int, size: int) -> tuple[int, bytes] | None:
-        """Records of a range that is damaged in another replica (Replica.read_part)."""
+        """Return intact records of a range of the log that is damaged in another replica (Replica.read_part)."""
         return self._require_replica().read_part(epoch, physical_offset, size)
 
     @ray.method(concurrency_group="replicate")
     def mend_log(self, epoch: int, physical_offset: int, data: bytes) -> None:
-        """Replace damaged bytes by another replica's bytes (Replica.mend)."""
+        """Replace damaged bytes with another replica's bytes (Replica.mend)."""
         self._require_replica().mend(epoch, physical_offset, data)
 
     @ray.method(concurrency_group="replicate")
     def note_lacking(self, epoch: int, replica: int, physical_offset: int) -> None:
-        """Note that another replica cannot mend a damaged range of this log (Replica.note_lacking)."""
+        """Record that another replica cannot repair a damaged range of this log (Replica.note_lacking)."""
         self._require_replica().note_lacking(epoch, replica, physical_offset)
 
     @ray.method(concurrency_group="control")
     def light_queues(self) -> list[LightQueue]:
-        """The light queues of this store (StoreTopics.light_queues)."""
+        """Return the light queues of this store (StoreTopics.light_queues)."""
         return self._open().any_store.topics.light_queues()
 
     @ray.method(concurrency_group="control")
     def delayed(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-        """The delayed messages that wait in this store (ScheduleService.waiting)."""
+        """Return the delayed messages that wait in this store (ScheduleService.waiting)."""
         return self._master_store().schedule.waiting(begin_ms, end_ms, limit)
 
     @ray.method(concurrency_group="control")
     def statistics(self) -> StoreStatistics:
-        """RocketMQ's runtime keys and the puts by topic (StoreReports.statistics)."""
+        """Return RocketMQ's runtime statistics, and the number of stored messages by topic
+        (StoreReports.statistics)."""
         return self._open().any_store.statistics()
 
     @ray.method(concurrency_group="control")
     def deleted_young(self) -> list[DeletedRange] | None:
-        """The messages that a full disk took before their time (Cleaner.deleted_young)."""
+        """Return the messages that were deleted before their retention time because the disk was full
+        (Cleaner.deleted_young)."""
         return self._open().any_store.cleaner.deleted_young()
 
     @ray.method(concurrency_group="control")
     def clean(self) -> None:
-        """Delete expired log files now, whatever the hour (Cleaner.request_run)."""
+        """Delete expired log files now, regardless of the configured hour (Cleaner.request_run)."""
         self._open().any_store.cleaner.request_run()
 
     @ray.method(concurrency_group="control")
     def close(self) -> None:
-        """Flush, write the checkpoint, and release the directory. Later calls raise an error that the store is
-        closed.
-        """
+        """Flush the store, write the checkpoint, and release the directory. Later calls raise an error, because the
+        store is closed."""
         if self._metrics is not None:
             self._metrics.close()
         if self._lanes is not None:

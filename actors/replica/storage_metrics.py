@@ -1,6 +1,6 @@
 """The metrics of a storage actor: its store's counters and state as series (raymq.telemetry.metrics.instruments).
 
-The store keeps plain numbers; here they get their names, every ten seconds, in the thread of the actor's metrics.
+The store keeps plain numbers. Every ten seconds the metrics thread of the actor reports them under their metric names.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FIFO: Final = "fifo"
 
 
 class StorageMetrics:
-    """The sources of one storage actor's metrics.
+    """Collects and reports the metrics of one storage actor.
 
-    `store` returns the open store, or raises an error of raymq. `appends` returns the number of running appends.
-    `requests` returns the figures of requests that wait for a thread of the actor's lanes.
+    `store` returns the open store, or raises a raymq error. `appends` returns the number of running appends. `requests`
+    returns metrics of the requests that wait for a thread of the actor's lanes (direct socket connections).
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class StorageMetrics:
         self._store, self._appends, self._requests = store, appends, requests
 
     def report(self, reporter: Reporter) -> None:
-        """Report everything. A store that cannot be opened is reported as not writable, without other figures."""
+        """Report all metrics of the storage actor. A store that cannot be opened is reported as not writable, without
+        other metrics."""
         try:
             store = self._store()
         except RaymqError:
@@ -125,7 +126,7 @@ def _report_transactions(reporter: Reporter, store: MessageStore) -> None:
 
 
 def _reserved_ms(store: MessageStore) -> int:
-    """Return the age of the first stored message; 0 for an empty store, and for one that must not be read now."""
+    """Return the age, in ms, of the first stored message; 0 if the store is empty or must not be read now."""
     try:
         earliest_ms = store.queries.earliest_store_time_ms()
     except RaymqError:

@@ -1,6 +1,8 @@
-"""The transaction methods of the Broker actor: runs rounds of checks, and gives the checks to producers that poll.
+"""The transaction methods of the Broker actor, which run rounds of transaction checks and give the checks to producers
+that poll.
 
-Nothing here has to survive the broker: the store has the open half messages, and the number of their checks.
+No state of this module needs to survive the broker: the store has the open half messages, and the number of their
+checks.
 """
 
 from __future__ import annotations
@@ -15,36 +17,37 @@ from raymq.common.names import CHECK_MAX_TIME_TOPIC, check_group
 from raymq.common.protocol.transactions import CheckRound, TransactionCheck
 
 CHECK_ROUND_MAX_S: Final = 60.0
-"""A round that takes longer ends; the next one continues."""
+"""Maximum duration, in seconds, of a round of transaction checks. After this time the next round continues."""
 
 
 class ControlsStore(Protocol):
-    """Calls to the master's storage actor (MasterStore)."""
+    """The interface for calls to the master's storage actor (MasterStore)."""
 
     def control(self, method: str, *args: Any) -> Any: ...
 
 
 class TransactionMethods:
-    """The part of the Broker for transactions; the actor inherits its methods. Thread-safe."""
+    """The Broker's methods for transactions; the Broker actor inherits from this class. Thread-safe."""
 
     def __init__(self, store: ControlsStore, make_topic: Callable[[str], None]) -> None:
-        """`make_topic` makes the topic of given-up messages readable."""
+        """`make_topic` creates the readable topic for half messages that are given up after too many checks."""
         self._transaction_store, self._make_topic = store, make_topic
         self._checks = CheckBoard()
         self._checks_lock = threading.Lock()
 
     def take_transaction_checks(self, group: str, client_id: str) -> list[TransactionCheck]:
-        """Return the next checks for a producer of `group`, which is live because it polls. IllegalNameError."""
+        """Return the next transaction checks for a producer of `group`. The poll marks the producer as live. Raises
+        IllegalNameError if the group's name is invalid."""
         with self._checks_lock:
             return self._checks.take(check_group(group), client_id, time.monotonic())
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """Record that a producer of `group` has ended and is not live any more."""
+        """Record that a producer of `group` has shut down, so that it no longer counts as live."""
         with self._checks_lock:
             self._checks.leave(group, client_id)
 
     def _check_transactions(self) -> None:
-        """Run one round of checks."""
+        """Run one round of transaction checks."""
         with self._checks_lock:
             groups = self._checks.live_groups(time.monotonic())
         start_ms, end_s = 0, time.monotonic() + CHECK_ROUND_MAX_S

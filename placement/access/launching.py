@@ -1,9 +1,9 @@
-"""Access control at launch: the launcher's user, and the keys that it passes to the servers.
+"""Access control at launch: the user as whom the launcher acts, and the keys that it passes to the servers.
 
-raymq's own actors sign with a separate key. The first start with access control creates the key in `access/key` below
-`data_dir` on the head node, readable only for the launcher's user (mode 0600). The servers get the key with their
-arguments, which Ray's listings do not show. The launcher acts as the super user of the settings if it starts servers,
-and else as the user of its environment (raymq.remoting.access.credentials).
+raymq's own actors sign their requests with a separate key. The first start with access control creates this key in
+`access/key` below `data_dir` on the head node, readable only for the launcher's user (mode 0600). The servers get the
+key with their arguments, which Ray's listings do not show. If the launcher starts servers, it acts as the super user of
+the settings. Otherwise it acts as the user of its environment (raymq.remoting.access.credentials).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ACCESS_TIMEOUT_S: Final = 30.0
 
 
 def act_as_owner(settings: Mapping[str, Any] | None) -> None:
-    """Act as the super user of settings with access control, else as the user of this process's environment, if it
-    names one. Raises ConfigError for incomplete credentials, or a secret that cannot be read."""
+    """Act as the super user of `settings` if they enable access control. Otherwise act as the user that this process's
+    environment names, if any. Raises ConfigError if the credentials are incomplete, or if a secret cannot be read."""
     options = None if settings is None else ClusterSettings(**settings).access
     if options is None or not options.enable or options.super_secret_file is None:
         _act_as_caller()
@@ -55,7 +55,8 @@ def _act_as_caller() -> None:
 def prepare(options: AccessOptions, data_dir: Path) -> None:
     """Prepare this process for starting servers with or without access control, and act as a user who may start them.
 
-    Raises ConfigError if running servers have another setting, or if the super user's secret cannot be used.
+    Raises ConfigError if the running servers have another value of `access.enable`, or if the super user's secret
+    cannot be used.
     """
     _check_running(options)
     if not options.enable or options.super_secret_file is None:
@@ -73,7 +74,7 @@ def prepare(options: AccessOptions, data_dir: Path) -> None:
 
 
 def _check_running(options: AccessOptions) -> None:
-    """Refuse to start servers with access control beside servers without it, and the reverse."""
+    """Raise ConfigError if servers with access control would start beside servers without it, or the reverse."""
     servers = [name for name in running() if name.startswith("nameserver-")]
     if not servers:
         return
@@ -90,7 +91,8 @@ def _check_running(options: AccessOptions) -> None:
 
 
 def internal_key(data_dir: str) -> bytes:
-    """Return the key with which raymq's own actors sign. It is created if this node has no key. Raises OSError."""
+    """Return the key with which raymq's own actors sign requests. The key is created if this node has none. Raises
+    OSError if the key file cannot be read or written."""
     file = data_dir_here(Path(data_dir)) / KEY_FILE
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = file.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
@@ -105,7 +107,8 @@ def internal_key(data_dir: str) -> bytes:
             stream.flush()
             os.fsync(stream.fileno())
         try:
-            os.link(made, file)  # the first of two launchers creates the key, and both read it
+            # if two launchers start at once, the first link wins, and both launchers read the same key
+            os.link(made, file)
         except FileExistsError:
             pass
     finally:

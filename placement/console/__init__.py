@@ -1,1 +1,1 @@
-"""The console's actor, and its view of a live cluster."""
+"""The web console's actor, and its view of a live cluster."""

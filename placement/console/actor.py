@@ -1,7 +1,7 @@
-"""The actor `console`: the web console's server, in a thread of its process on the head node.
+"""The actor `console`: the web console's HTTP server, in a thread of the actor's process on the head node.
 
-After a crash Ray restarts the console within seconds, on the same port. Its sessions and charts are lost. No server
-waits for the console. The console may wait for every server, in a bounded pool of threads.
+After a crash Ray restarts the console within seconds, on the same port. The console's sessions and charts are lost. No
+server waits for the console. The console may wait for every server, in a bounded pool of threads.
 
 The console binds its address before it starts anything else:
 
@@ -54,7 +54,8 @@ logger = logging.getLogger(__name__)
 
 
 class ConsoleService:
-    """The actor's shell around the application and its server. `describe` raises the error of a failed start."""
+    """The console actor's class, which holds the web application and its server. If the start fails, `describe` raises
+    the error."""
 
     def __init__(self, options: ConsoleOptions, cluster_name: str) -> None:
         self._options, self._cluster_name = options, cluster_name
@@ -83,7 +84,8 @@ class ConsoleService:
         self._server.start()
 
     def describe(self) -> dict[str, Any]:
-        """Return the console's address. Raises the error of a failed start: ConfigError, ServiceNotAvailableError."""
+        """Return the console's address. If the start failed, raises its error: ConfigError or
+        ServiceNotAvailableError."""
         if self._failure is not None:
             raise self._failure
         options = self._options
@@ -98,15 +100,15 @@ class ConsoleService:
         }
 
     def settings(self) -> ConsoleOptions:
-        """Return the settings of the console's start."""
+        """Return the settings with which the console was started."""
         return self._options
 
     def status(self) -> dict[str, Any]:
-        """Return the result of `describe`, for `raymq status`."""
+        """Return the console's address for `raymq status`, like `describe`."""
         return self.describe()
 
     def close(self) -> None:
-        """Stop serving, then leave the cluster."""
+        """Stop the web server, then disconnect from the cluster."""
         if self._server is not None:
             self._server.stop()
         if self._client is not None:
@@ -114,8 +116,8 @@ class ConsoleService:
 
 
 def application_settings(options: ConsoleOptions) -> ConsoleSettings:
-    """Return the application's settings on this node. ConfigError for a token that cannot be read, and for an address
-    that other machines reach while the cluster has neither tokens nor users."""
+    """Return the web application's settings on this node. Raises ConfigError if a token cannot be read. Also raises
+    ConfigError if other machines can reach the console's address while the cluster has neither tokens nor users."""
     server = authenticated_server()
     open_to_all = not cluster_has_tokens() and server is None
     if open_to_all and not options.is_loopback:
@@ -152,8 +154,8 @@ def application_settings(options: ConsoleOptions) -> ConsoleSettings:
 
 
 def cluster_has_tokens() -> bool:
-    """Return True if Ray's token authentication is on. Ray has no public function for that. If Ray's private function
-    has moved, the environment variable counts."""
+    """Return True if Ray's token authentication is on. Ray has no public function for this check. If Ray has moved its
+    private function, the result depends on the environment variable RAY_AUTH_MODE."""
     try:
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
     except ImportError:
@@ -162,8 +164,8 @@ def cluster_has_tokens() -> bool:
 
 
 def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
-    """Start the console on the head node, unless it runs with these settings. Ends a console with other settings first.
-    Returns the address once the console serves. Raises the error of a failed start; then no console runs."""
+    """Start the console on the head node, unless it runs with these settings. A console with other settings is ended
+    first. Returns the address once the console serves. If the start fails, ends the console and raises the error."""
     if CONSOLE in running() and _settings() != options:
         end_actor(CONSOLE)
     on_head = NodeAffinitySchedulingStrategy(head_node_id(), soft=False)
@@ -179,7 +181,7 @@ def start_console(options: ConsoleOptions, cluster_name: str) -> dict[str, Any]:
 
 
 def stop_console() -> bool:
-    """End the console; False if none runs."""
+    """End the console. Returns False if no console runs."""
     found = CONSOLE in running()
     if found:
         end_actor(CONSOLE)
@@ -187,7 +189,7 @@ def stop_console() -> bool:
 
 
 def _settings() -> ConsoleOptions | None:
-    """Return the settings of the running console, None if it does not answer."""
+    """Return the settings of the running console; None if the console does not answer."""
     try:
         options: ConsoleOptions = ActorRef(CONSOLE).call("settings", timeout_s=CONSOLE_READY_TIMEOUT_S)
     except RaymqError:
@@ -200,7 +202,8 @@ ConsoleActor = ray.remote(**CONSOLE_ACTOR_OPTIONS)(actor_class(ConsoleService))
 
 
 BIND_TIMEOUT_S: Final = 10.0
-"""After a kill the port may be held for a moment."""
+"""How long the console waits for a port that is in use. After a process was killed, its port may stay in use for a
+moment."""
 BIND_INTERVAL_S: Final = 0.2
 PORT_FILE: Final = "raymq-console-port"
 
@@ -208,9 +211,9 @@ PORT_FILE: Final = "raymq-console-port"
 def listen(host: str, port: int, folder: Path, *, restarted: bool, timeout_s: float = BIND_TIMEOUT_S) -> socket.socket:
     """Return a socket that is bound and does not listen yet.
 
-    `host`: an address of this node. `port`: console.port. `folder`: the folder of the port file. `restarted`: True in a
-    process that Ray restarted, which uses the port of the process before. Waits up to `timeout_s` for a port in use.
-    ConfigError if the address is not free then.
+    `host`: an address of this node. `port`: the setting console.port. `folder`: the folder of the port file.
+    `restarted`: True in a process that Ray restarted, which uses its predecessor's port. Waits up to `timeout_s` for a
+    port that is in use. Raises ConfigError if the address is still in use after this time.
     """
     if port:
         return _bind(host, port, timeout_s)
@@ -229,7 +232,7 @@ def listen(host: str, port: int, folder: Path, *, restarted: bool, timeout_s: fl
 
 
 def _known_port(folder: Path) -> int:
-    """Return the port of the process before, 0 if unknown."""
+    """Return the port of the console's previous process; 0 if unknown."""
     try:
         return int((folder / PORT_FILE).read_text())
     except (OSError, ValueError) as error:

@@ -1,7 +1,8 @@
-"""The audit log of the console: a system topic with a JSON record for each change, kept as long as other messages.
+"""The audit log of the console: a system topic with a JSON record for each change. The records are kept as long as
+other messages.
 
-Each broker group has one queue of the topic. An entry goes to the first broker group that takes the entry. Readers
-merge the queues of all broker groups.
+Each broker group has one queue of the topic. An audit entry is stored in the first broker group that accepts it.
+Readers merge the queues of all broker groups.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ _READ_BYTES: Final = 1 << 20
 
 
 class AuditLog:
-    """Writes and reads the entries. Thread-safe."""
+    """Writes and reads the entries of the console's audit log. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def write(self, entry: AuditEntry) -> None:
-        """Store an entry as durably as any message. ServiceNotAvailableError if no broker group takes the entry."""
+        """Store an audit entry as durably as any message. Raises ServiceNotAvailableError if no broker group accepts
+        the entry."""
         message = SystemMessage(AUDIT_TOPIC, json.dumps(asdict(entry)).encode(), tags=entry.role)
         batch = encode_batch(
             [message],
@@ -56,7 +58,7 @@ class AuditLog:
         raise ServiceNotAvailableError(f"no broker group takes the audit's entry: {'; '.join(reasons) or 'none runs'}")
 
     def read(self, limit: int, cursor: str | None) -> AuditPage:
-        """Return at most `limit` entries, newest first, and the cursor of the next page."""
+        """Return at most `limit` audit entries, newest first, and the cursor of the next page."""
         page = read_page(
             self._spans() if cursor is None else read_cursor(AUDIT_TOPIC, cursor)[0],
             self._fetch,

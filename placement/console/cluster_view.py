@@ -1,4 +1,4 @@
-"""The page of the cluster, from its status. Pure."""
+"""Builds the console's cluster page from the cluster's status. The functions do no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.remoting.storage_client import StorageDescription
 from raymq.tools.console.cluster import BrokerGroupView, ClusterView, ReplicaView, ServerView
 
 TOPICS_LOOKED_AT: Final = 50
-"""The most topics of a broker group whose permission is read."""
+"""Maximum number of topics per broker group whose permissions the console reads."""
 
 
 def view_of(
@@ -21,8 +21,8 @@ def view_of(
     writable: Mapping[str, bool],
     settings: Mapping[str, str],
 ) -> ClusterView:
-    """Return the view of a cluster. `nodes`: addresses of its nodes, True for a drained node. `writable`: by broker
-    group, False if no topic of the group may be written to. `settings`: values by name."""
+    """Return the console's view of a cluster. `nodes`: addresses of the cluster's nodes, True for a drained node.
+    `writable`: by broker group, False if no topic of the group is writable. `settings`: values by setting name."""
     groups = {group.broker: group for group in status.replica_groups}
     brokers = tuple(
         _broker(status, broker, groups.get(broker.name), writable.get(broker.name, True)) for broker in status.brokers
@@ -31,13 +31,13 @@ def view_of(
 
 
 def topics_to_look_at(status: ClusterStatus) -> list[str]:
-    """Return topics whose routes show if each broker group takes writes."""
+    """Return the topics whose routes show whether each broker group accepts writes."""
     return sorted({topic for broker in status.brokers for topic in broker.topics[:TOPICS_LOOKED_AT]})
 
 
 def writable_of(status: ClusterStatus, routes: Iterable[TopicRoute]) -> dict[str, bool]:
-    """Return for each broker group if a topic of the group may be written to, by the topics' routes. True for a group
-    without topics or without known routes."""
+    """Return for each broker group whether at least one of its topics is writable, according to the topics' routes.
+    True for a group without topics or without known routes."""
     perms: dict[str, int] = {}
     for route in routes:
         for part in route.queues:
@@ -46,8 +46,8 @@ def writable_of(status: ClusterStatus, routes: Iterable[TopicRoute]) -> dict[str
 
 
 def settings_of(status: ClusterStatus, store: StorageDescription | None) -> dict[str, str]:
-    """Return settings by their names in raymq.yaml: numbers of broker groups and of their replicas, and those of a
-    `store` if one has answered."""
+    """Return the settings that the console shows, by their names in raymq.yaml: the numbers of broker groups and
+    replicas, and some settings of `store` if a store has answered."""
     replicas = max((len(group.replicas) for group in status.replica_groups), default=1)
     known = {"broker_groups": len(status.brokers), "replication.replicas": replicas}
     if store is not None:

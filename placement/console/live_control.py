@@ -1,4 +1,5 @@
-"""LiveControl: the console's ClusterControl on a live cluster, by `cluster_status` and calls to actors."""
+"""LiveControl: implements the console's ClusterControl on a live cluster, by `cluster_status` and calls to
+actors."""
 
 from __future__ import annotations
 
@@ -33,31 +34,32 @@ from raymq.tools.console.cluster import (
 logger = logging.getLogger(__name__)
 
 ACCOUNT_TIMEOUT_S: Final = 2.0
-"""Bounds the call to a store for its settings, and the call to a Pull actor for its instances."""
+"""Timeout of the console's call to a store for its settings, and of its call to a Pull actor for its instances."""
 CONSOLE_SEND_TIMEOUT_S: Final = 8.0
-"""Bounds the send of a message from a page."""
+"""Timeout of the send of a message from a console page."""
 
 
 def live_cluster(client: Client, cluster_name: str) -> ConsoleCluster:
-    """Return the cluster of a client as the console shows it."""
+    """Return the cluster to which `client` is connected, in the form that the console uses."""
     producer = client.producer("console", send_timeout_s=CONSOLE_SEND_TIMEOUT_S)
     return ConsoleCluster(client.admin, producer, LiveControl(client, cluster_name))
 
 
 class LiveControl:
-    """The ClusterControl of the console's actor. Thread-safe; the administration's timeouts bound every call."""
+    """The ClusterControl of the console's actor. Thread-safe. The timeouts of the administration calls bound every
+    call."""
 
     def __init__(self, client: Client, cluster_name: str) -> None:
         self._admin = client.admin
         self._audit_log = AuditLog(client)
         self._cluster_name = cluster_name
         self._store: StorageDescription | None = None
-        """The answer of a store with its settings, None until a store has answered."""
+        """The description of a store with its settings; None until a store has answered."""
 
-    # The cluster
+    # Methods about the whole cluster
 
     def cluster(self) -> ClusterView:
-        """Return the servers and stores, by their own accounts."""
+        """Return the view of the cluster's servers and stores, as the servers report it."""
         _, draining = operations.placed_replicas()
         nodes = {node["NodeManagerAddress"]: node["NodeID"] in draining for node in ray.nodes() if node["Alive"]}
         status = cluster_status()
@@ -72,8 +74,8 @@ class LiveControl:
         return writable_of(status, routes.values())
 
     def _settings(self, status: ClusterStatus) -> dict[str, str]:
-        """Return the settings that the servers report. A store is asked once: its actor keeps the settings with
-        which it was started."""
+        """Return the settings that the servers report. A store is queried only once, because a storage actor keeps the
+        settings with which it was started."""
         if self._store is None:
             for name in [broker.storage for broker in status.brokers if not broker.error][:1]:
                 try:
@@ -83,17 +85,18 @@ class LiveControl:
         return settings_of(status, self._store)
 
     def drain(self, node: str, *, drained: bool) -> None:
-        """Order that all replicas leave a node, or that the node may have replicas again."""
+        """Order the drain of a node: all its replicas move to other nodes. With `drained` False, the node may have
+        replicas again."""
         operations.order_drain(node, drained=drained)
 
     def balance(self) -> None:
-        """Order that the first replica by priority leads each broker group."""
+        """Order a balance: the first replica by priority becomes the master of each broker group."""
         operations.order_balance()
 
-    # Push consumers
+    # Methods about push consumers
 
     def push_instances(self, group: str) -> PushInstances:
-        """Ask the Pull actor of each node for the push-consumer instances of a group."""
+        """Query the Pull actor of each node for the push-consumer instances of a group."""
         found: list[PushInstanceReport] = []
         nodes: dict[str, str] = {}
         missing: list[str] = []
@@ -117,12 +120,12 @@ class LiveControl:
             ]
         return PushInstances(tuple(found), nodes, tuple(missing))
 
-    # The audit log
+    # Methods about the audit log
 
     def record_audit(self, entry: AuditEntry) -> None:
         """Store an entry in the audit log."""
         self._audit_log.write(entry)
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditPage:
-        """Return entries of the audit log, newest first."""
+        """Return a page of audit-log entries, newest first."""
         return self._audit_log.read(limit, cursor)

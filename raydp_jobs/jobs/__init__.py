@@ -1,4 +1,4 @@
-"""Finished jobs on topics, each a module with a command, a `main`, and an entry under `raymq job`.
+"""Finished jobs on topics. Each job is a module with a command, a `main`, and an entry under `raymq job`.
 
     topic_stats.py      figures of topics: counts, bytes, rates, tags and keys over time; topic_figures.py shows them
     archive.py          a topic as Parquet files by day; later runs continue it. archive_files.py defines the names
@@ -10,6 +10,6 @@
     times.py            the times that jobs take as options
     pictures.py         the pictures of jobs
 
-A job has a function `run` for programs and tests, which takes its inputs and returns its result. The command parses
-options, calls `run` and prints.
+A job has a function `run` for programs and tests, which takes the job's inputs and returns its result. The command
+parses options, calls `run` and prints the result.
 """

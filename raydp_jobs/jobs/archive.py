@@ -1,14 +1,15 @@
-"""Archives a topic as Parquet files by day. Later runs continue the archive.
+"""A job that archives a topic as Parquet files by day. Later runs continue the archive.
 
     driver     lock the archive, empty its staging directory, find the next offset of each queue
     rounds     plan about a million messages → tasks write files in staging → the driver checks each file and renames it
                into place, in the order of its offsets
 
-A run may be killed at any moment: files in place are whole and follow each other without a gap, and the next run
-empties staging and continues after them. Only the holder of the lock renames files. A task of a dead run finds its
-staging directory deleted. Files are flushed before they are renamed, and each rename before the next.
+A run may be killed at any moment. Files in their final place are complete, and their offset ranges follow each other
+without a gap; the next run empties the staging directory and continues after the last file. Only the holder of the lock
+renames files. A task that belongs to a dead run finds its staging directory deleted. Each file is flushed before it is
+renamed, and each rename is flushed before the next.
 
-Executors write the files and the driver renames them, so all of them must see the directory under the same path.
+Executors write the files and the driver renames them, so the archive must have the same path on all these nodes.
 """
 
 from __future__ import annotations
@@ -64,18 +65,21 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 ROUND_MESSAGES: Final = 1_000_000
-"""The approximate number of messages that a round writes before files are checked and renamed."""
+"""Approximate number of messages in a round. At the end of a round the driver checks the round's files and renames them
+into place."""
 _REPORT: Final = (
     "broker_name string, queue_id int, start_offset long, end_offset long, day string, rows long, bytes long"
 )
 
 Stage = Callable[[Sequence[OffsetRange], Path], list[Written]]
-"""Writes the messages of ranges into a staging directory, as `write_range` does, and returns the files."""
+"""A function that writes the messages of offset ranges into a staging directory, like `write_range`, and returns the
+files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The result of one run: the added `messages`, `files` and `bytes`, in total and by queue."""
+    """The result of one archive run: the numbers of added `messages`, `files` and `bytes`, in total and by
+    queue."""
 
     topic: str
     messages: int
@@ -96,14 +100,16 @@ def run(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the topic's present messages that are not in the archive yet. `before_ms`: only messages stored earlier.
+    """Archive the present messages of a topic that are not archived yet. `before_ms`: only messages stored before this
+    time.
 
-    `on_plan` is called with their number, `on_written` with each number of messages in place. On success the archive
-    has each message exactly once. After a failure it has a part of the messages, and the next run continues.
+    `on_plan` is called with the number of messages to archive, and `on_written` with each number of messages put in
+    place. On success the archive has each message exactly once. After a failure it has a part of the messages, and the
+    next run continues.
 
-    Raises ClientStateError while another run holds the archive; DataLossError for messages that were deleted before
-    they were archived, unless `skip_lost`; StoreCorruptError for an archive with gaps or foreign files, or of an older
-    topic of this name; and the errors of `read_topic`.
+    Raises ClientStateError while another run holds the archive's lock; DataLossError for messages that were deleted
+    before they were archived, unless `skip_lost`; StoreCorruptError for an archive that has gaps or foreign files, or
+    that belongs to an older topic of this name; and the errors of `read_topic`.
     """
     from raymq.client.scan.queue_bounds import ClusterQueues
 
@@ -148,8 +154,8 @@ def archive(
     on_plan: Callable[[int], None] = lambda total: None,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> Archived:
-    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory, which the caller has
-    locked. Raises like `run`."""
+    """Archive the messages between the bounds of `queues` into `folder`, the topic's directory. The caller has locked
+    `folder`. Raises like `run`."""
     done = next_offsets(find_pieces(folder))
     starts = {
         queue: done.get((queue.broker_name, queue.queue_id), bounds.min_offset) for queue, bounds in queues.items()
@@ -170,8 +176,8 @@ def archive(
 
 
 def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> list[Written]:
-    """Write the files of a round into staging and check them. Returns them in the order in which they must be
-    renamed."""
+    """Write the files of a round into the staging directory and check them. Returns the files in the order in which
+    they must be renamed."""
     written = stage(part.ranges, staging) if part.ranges else []
     for one in written:
         path = staging / one.piece.path
@@ -195,7 +201,7 @@ def _write_round(part: ArchiveStep, topic: str, staging: Path, stage: Stage) -> 
 
 
 def _empty(ranges: Iterable[OffsetRange], written: Iterable[Written]) -> list[ArchiveFile]:
-    """Return the ranges without any message, which have no file."""
+    """Return pieces without rows for the ranges that have no message, and so no Parquet file."""
     starts = {(*one.piece.queue, one.piece.start_offset) for one in written}
     return [
         ArchiveFile(item.broker_name, item.queue_id, item.start_offset, item.end_offset, "")
@@ -213,7 +219,7 @@ def _write_absent(piece: ArchiveFile, staging: Path) -> Written:
 
 
 def put_in_place(folder: Path, staging: Path, piece: ArchiveFile) -> None:
-    """Rename a whole file out of staging into the archive. On return the name is on disk."""
+    """Rename a complete file from the staging directory into the archive. On return the new name is durable."""
     target = folder / piece.path
     if not target.parent.is_dir():
         target.parent.mkdir()
@@ -224,8 +230,8 @@ def put_in_place(folder: Path, staging: Path, piece: ArchiveFile) -> None:
 
 @contextmanager
 def staging_in(folder: Path) -> Iterator[Path]:
-    """Create an empty staging directory for this round. Removes staging directories of other rounds, and this one at
-    the end."""
+    """Create an empty staging directory for a round. Removes the staging directories of other rounds, and this one at
+    the end of the block."""
     staging = folder / STAGING / uuid.uuid4().hex
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -254,8 +260,11 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def spark_stage(spark: SparkSession, client: Client) -> Stage:
-    """Return a stage that writes each range in a separate Spark task, which reads it from the client's cluster. A task
-    runs on the node with the range's disk if an executor there is free."""
+    """Return a stage that writes each offset range in a separate Spark task, which reads the range from the client's
+    cluster.
+
+    A task runs on the node whose disk holds the range, if an executor on that node is free.
+    """
     from raydp_jobs.source.locality import preferred_hosts
     from raydp_jobs.source.reader import read_ranges
     from raydp_jobs.worker_client import address_of_cluster
@@ -278,8 +287,10 @@ def stage_with(
     read: Callable[[OffsetRange], Iterator[pa.RecordBatch]],
     hosts: Callable[[Sequence[OffsetRange]], list[list[str]]] = lambda ranges: [[] for _ in ranges],
 ) -> Stage:
-    """Return a stage that writes each range in a separate task, preferably on one of its `hosts`. `read` yields the
-    range's messages."""
+    """Return a stage that writes each offset range in a separate Spark task, preferably on one of the range's `hosts`.
+
+    `read` yields the messages of a range.
+    """
     from raydp_jobs.source.locality import numbered_partitions
 
     def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:

@@ -1,4 +1,5 @@
-"""Checks an archive: each file against its name, metadata and rows, and the files of a queue against each other."""
+"""Checks an archive: compares each file with its name, metadata and rows, and finds gaps between the files of a
+queue."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ArchivedQueue:
-    """The archived part of a queue: offsets from `start_offset` up to, not including, `end_offset`. `absent`: offsets
-    in it without a message, most of them deleted before they could be archived."""
+    """The archived part of a queue: offsets from `start_offset` up to, not including, `end_offset`.
+
+    `absent`: number of offsets in this part without a message, most of them deleted before they could be archived.
+    """
 
     broker_name: str
     queue_id: int
@@ -35,7 +38,7 @@ class ArchivedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """The state of an archive: its queues, and each problem in one sentence."""
+    """The result of checking an archive: its queues, and one sentence per problem."""
 
     queues: tuple[ArchivedQueue, ...]
     problems: tuple[str, ...]
@@ -47,10 +50,9 @@ class ArchiveReport:
 
 
 def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
-    """Compare a file's metadata with its piece, and the footer's row count and offsets with both. Returns the number of
-    rows.
+    """Check an archive file's metadata, row count and offsets against its name (`piece`). Returns the number of rows.
 
-    Raises StoreCorruptError if they differ, or if the file is not whole. Reads only the footer.
+    Raises StoreCorruptError if they differ, or if the file is incomplete. Reads only the Parquet footer.
     """
     try:
         footer = pq.read_metadata(path)
@@ -71,7 +73,7 @@ def check_file(path: Path, topic: str, piece: ArchiveFile) -> int:
 
 
 def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
-    """Yield the least and the greatest value of a column in each row group with statistics."""
+    """Yield the minimum and maximum of a column for each row group with statistics."""
     for group in range(footer.num_row_groups):
         columns = [footer.row_group(group).column(index) for index in range(footer.num_columns)]
         for column in columns:
@@ -80,9 +82,10 @@ def _bounds(footer: Any, name: str) -> Iterator[tuple[int, int]]:
 
 
 def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
-    """Read a whole file with its checksums, and check that its rows are the piece's messages, in order and each once.
+    """Read a whole archive file, verify its checksums, and check that its rows are exactly the messages that its name
+    (`piece`) states, in order.
 
-    Raises StoreCorruptError otherwise.
+    Raises StoreCorruptError if they are not.
     """
     position, day = piece.start_offset, date.fromisoformat(piece.day)
     queue = {"topic": topic, "broker_name": piece.broker_name, "queue_id": piece.queue_id}
@@ -97,7 +100,7 @@ def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
                 for name, value in queue.items():
                     if batch.column(name).unique().to_pylist() != [value]:
                         raise StoreCorruptError(f"{path} has messages whose {name} is not {value}")
-                # A message that was damaged when it was archived has no time.
+                # A message that was already damaged when it was archived has no store time.
                 days = pc.floor_temporal(batch.column("store_timestamp").drop_null(), unit="day").cast(pa.date32())
                 if days.unique().to_pylist() not in ([day], []):
                     raise StoreCorruptError(f"{path} has messages that were not stored on {piece.day}")
@@ -108,9 +111,9 @@ def check_rows(path: Path, topic: str, piece: ArchiveFile) -> None:
 
 
 def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda count: None) -> ArchiveReport:
-    """Check every file of a topic's archive with all its rows, and that no queue has a gap.
+    """Check every file of a topic's archive with all its rows, and check that no queue has a gap.
 
-    `advance` is called with 1 after each file. Returns problems, and does not raise them.
+    `advance` is called with 1 after each file. The report contains the problems; this function does not raise them.
     """
     problems: list[str] = []
     folder = directory / topic
@@ -131,7 +134,7 @@ def verify(directory: Path, topic: str, advance: Callable[[int], None] = lambda 
 
 
 def summary(pieces: list[ArchiveFile], rows: dict[ArchiveFile, int]) -> tuple[ArchivedQueue, ...]:
-    """Summarise pieces with known numbers of rows by queue."""
+    """Summarise archive files (`pieces`), whose numbers of rows are given, by queue."""
     of_queue: dict[QueueKey, list[ArchiveFile]] = {}
     for piece in sorted(pieces):
         of_queue.setdefault(piece.queue, []).append(piece)

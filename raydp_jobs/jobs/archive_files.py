@@ -1,4 +1,4 @@
-"""The files of an archive: their names, their order, and the next offsets.
+"""The files of an archive: their names, their order, and the next offset of each queue.
 
 An archive of topic `orders` in a directory:
 
@@ -8,10 +8,11 @@ An archive of topic `orders` in a directory:
     orders/_staging/…         unfinished files; no program reads them
     orders/.lock              held while a run works here
 
-A file holds the messages of one queue from its first offset up to, not including, its second, all stored on one day
-(UTC). The files of a queue follow each other without a gap: offsets whose messages were already deleted have a piece
-without rows in `_absent`. So the names alone determine where the next run continues. Only whole files have such names:
-each file is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
+A file holds the messages of one queue from the first offset in its name up to, not including, the second, all stored on
+one day (UTC). The offset ranges of a queue's files follow each other without a gap: for offsets whose messages were
+already deleted, `_absent` has an empty file. So the names alone determine where the next run continues. Only complete
+files have such names: each file is written in `_staging`, flushed, checked, and renamed, in the order of its offsets.
+The code calls an entry of the archive, with or without rows, a piece.
 
 The module does no I/O except listing directories. Spark and pandas read the directory as a table with a column `day`.
 """
@@ -33,18 +34,19 @@ from raymq.common.protocol.store import QueueBounds
 ABSENT: Final = "_absent"
 STAGING: Final = "_staging"
 SPLIT_MESSAGES: Final = 50_000
-"""The fewest messages in a part of a range that is divided between tasks."""
+"""Minimum number of messages in each part if an offset range is divided between tasks."""
 
 _NAME: Final = re.compile(r"(?P<broker>[^./]+)\.(?P<queue>\d+)\.(?P<start>\d{20})-(?P<end>\d{20})\.(?P<kind>\w+)")
 _DAY: Final = re.compile(r"day=(\d{4}-\d{2}-\d{2})")
 
 QueueKey = tuple[str, int]
-"""A broker group and a queue id."""
+"""The key of a queue in an archive: broker group and queue id."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArchiveFile:
-    """A file of an archive. `day`: as in 2026-03-01; empty for absent offsets."""
+    """A file of an archive. `day`: the store day, such as 2026-03-01; empty for a file that marks offsets without
+    messages."""
 
     broker_name: str
     queue_id: int
@@ -54,7 +56,7 @@ class ArchiveFile:
 
     @property
     def queue(self) -> QueueKey:
-        """The queue of the file's messages."""
+        """The queue whose messages the file contains."""
         return self.broker_name, self.queue_id
 
     @property
@@ -66,7 +68,8 @@ class ArchiveFile:
 
     @classmethod
     def parse(cls, path: Path) -> ArchiveFile:
-        """Parse a path below the topic's directory into a piece. Raises StoreCorruptError for any other path."""
+        """Parse a path below the topic's directory into an ArchiveFile. Raises StoreCorruptError if the path is not
+        that of an archive file."""
         name, day = _NAME.fullmatch(path.name), _DAY.fullmatch(path.parent.name)
         if name is not None and (day is not None or path.parent.name == ABSENT):
             piece = cls(name["broker"], int(name["queue"]), int(name["start"]), int(name["end"]), day[1] if day else "")
@@ -77,7 +80,8 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStep:
-    """The next part of a topic to archive: `ranges` to read, and `absent` offsets whose messages were deleted."""
+    """The next part of a topic to archive: `ranges` to read, and `absent` files for offsets whose messages were
+    deleted."""
 
     ranges: tuple[OffsetRange, ...]
     absent: tuple[ArchiveFile, ...]
@@ -87,9 +91,10 @@ class ArchiveStep:
 
 
 def find_pieces(directory: Path) -> list[ArchiveFile]:
-    """Return the pieces in a topic's directory, sorted by queue and offset; none if the directory does not exist.
+    """Return the archive files in a topic's directory, sorted by queue and offset; empty if the directory does not
+    exist.
 
-    Raises StoreCorruptError for a foreign file. Hidden files are ignored.
+    Raises StoreCorruptError for a file that is not part of an archive. Hidden files are ignored.
     """
     found = []
     for folder in sorted(directory.iterdir()) if directory.is_dir() else []:
@@ -100,7 +105,7 @@ def find_pieces(directory: Path) -> list[ArchiveFile]:
 
 
 def problems_of(pieces: Iterable[ArchiveFile]) -> list[str]:
-    """Return the gaps and overlaps between the pieces of each queue, each in one sentence."""
+    """Return the gaps and overlaps between the archive files of each queue, one sentence each."""
     problems = []
     for queue, group in groupby(sorted(pieces), key=lambda piece: piece.queue):
         for one, other in pairwise(group):
@@ -113,7 +118,8 @@ def problems_of(pieces: Iterable[ArchiveFile]) -> list[str]:
 
 
 def next_offsets(pieces: Iterable[ArchiveFile]) -> dict[QueueKey, int]:
-    """Return the next offset of each queue of the archive. Raises StoreCorruptError for a gap or an overlap."""
+    """Return the offset after the last archived message of each queue. Raises StoreCorruptError for a gap or an
+    overlap."""
     pieces = list(pieces)
     for problem in problems_of(pieces):
         raise StoreCorruptError(f"the archive is damaged: {problem}; bring the file back, or archive anew elsewhere")
@@ -128,10 +134,12 @@ def plan_round(
     parallelism: int = 1,
     skip_lost: bool = False,
 ) -> ArchiveStep:
-    """Return the next messages after `done`, at most `most`, divided between the queues that have messages.
+    """Plan the next round: at most `most` messages after the offsets in `done`, divided between the queues that have
+    messages.
 
-    A queue that is not in the archive begins with its first message. Offsets after `done` that a queue no longer holds
-    raise DataLossError, or are absent with `skip_lost`. Raises StoreCorruptError for a queue that ends before `done`.
+    A queue that is not in the archive begins with its first message. If a queue no longer holds offsets after `done`,
+    raises DataLossError; with `skip_lost` these offsets become absent. Raises StoreCorruptError if a queue ends before
+    `done`.
     """
     ranges, absent = [], []
     waiting = {queue: bounds for queue, bounds in queues.items() if _start(queue, bounds, done) < bounds.max_offset}
@@ -159,7 +167,7 @@ def plan_round(
 
 
 def _cut(item: OffsetRange, size: int) -> Iterator[OffsetRange]:
-    """Cut a range into parts of `size` offsets; the last part may be smaller."""
+    """Cut an offset range into parts of `size` offsets; the last part may be smaller."""
     for start in range(item.start_offset, item.end_offset, size):
         yield replace(item, start_offset=start, end_offset=min(start + size, item.end_offset))
 
@@ -169,7 +177,8 @@ def _start(queue: MessageQueue, bounds: QueueBounds, done: Mapping[QueueKey, int
 
 
 def check_cover(ranges: Iterable[OffsetRange], pieces: Iterable[ArchiveFile]) -> None:
-    """Raise StoreCorruptError unless the pieces cover the ranges, each with one or more pieces without a gap."""
+    """Raise StoreCorruptError unless the archive files (`pieces`) cover each range completely, with one or more files
+    without a gap."""
     left = sorted(pieces)
     for item in sorted(ranges, key=lambda one: (one.broker_name, one.queue_id, one.start_offset)):
         position = item.start_offset

@@ -1,8 +1,8 @@
-"""Writes the Parquet files of an archive into the staging directory of one run, in Spark's tasks.
+"""Writes the Parquet files of an archive into the staging directory of one run, in Spark tasks.
 
-A task gets a range of one queue and writes its messages in order, one file for each day, or several for a long day.
-Each file's Parquet metadata describes its content; pages have checksums. A file gets its name in staging when it is
-whole and flushed.
+A task gets an offset range of one queue and writes the range's messages in order: one file for each day, or several for
+a day with many messages. Each file's Parquet metadata describes the file's content; pages have checksums. A file gets
+its name in the staging directory after it is complete and flushed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from raymq.client.scan.ranges import OffsetRange
 from raymq.common.errors import StoreCorruptError
 
 ARCHIVE_FILE_BYTES: Final = 512 * 1024 * 1024
-"""The approximate limit of a file's messages in bytes, before compression."""
+"""Approximate maximum size of a file's messages in bytes, before compression."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""The bytes of messages that a task collects before it writes them."""
+"""Number of message bytes that a task collects in memory before it writes a row group."""
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A whole file in staging: its piece, and its numbers of messages and bytes."""
+    """A complete file in the staging directory: its ArchiveFile (`piece`), and its numbers of messages and
+    bytes."""
 
     piece: ArchiveFile
     rows: int
@@ -43,7 +44,8 @@ class Written:
 
 
 def metadata_of(topic: str, piece: ArchiveFile, rows: int) -> dict[str, str]:
-    """Return the entries of a file's Parquet metadata: its offsets and the other parts of its name."""
+    """Return the entries of an archive file's Parquet metadata: the file's offsets and the other parts of its
+    name."""
     return {
         "raymq.topic": topic,
         "raymq.broker_name": piece.broker_name,
@@ -58,10 +60,10 @@ def metadata_of(topic: str, piece: ArchiveFile, rows: int) -> dict[str, str]:
 def write_range(
     item: OffsetRange, batches: Iterable[pa.RecordBatch], staging: Path, *, file_bytes: int = ARCHIVE_FILE_BYTES
 ) -> list[Written]:
-    """Write the messages of a range, in the order of their offsets, as files in `staging`. Returns the files in order.
+    """Write the messages of an offset range, in offset order, as files in `staging`. Returns the files in order.
 
-    Together the files cover the range: offsets without a message belong to the file before them, or at the beginning to
-    the first file. A range without any message has no file. Raises FileNotFoundError if `staging` was deleted.
+    Together the files cover the range: an offset without a message belongs to the file before it, or to the first file
+    if no file is before it. A range without any message has no file. Raises FileNotFoundError if `staging` was deleted.
     """
     written: list[Written] = []
     current: _OpenFile | None = None
@@ -85,8 +87,11 @@ def write_range(
 
 
 def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield neighbouring messages that were stored on the same day, with the day. A damaged message has no time: it
-    counts for the day of the message before it, or else after it."""
+    """Split a batch by day: yield each run of consecutive messages that were stored on the same day, with the day.
+
+    A damaged message has no time. It counts for the day of the message before it, or of the message after it if none is
+    before.
+    """
     times = batch.column("store_timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     if times.null_count:
         times = pc.fill_null(pc.fill_null_backward(pc.fill_null_forward(times)), 0)
@@ -99,7 +104,8 @@ def _days(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A growing file with a unique name, because another attempt of the same task may write the same messages."""
+    """A file that is being written, under a unique name, because another attempt of the same task may write the same
+    messages."""
 
     item: OffsetRange
     day: str
@@ -126,14 +132,16 @@ class _OpenFile:
             self._write_held()
 
     def close(self, end: int) -> Written:
-        """Finish the file, which holds the offsets before `end`, and give it its final name."""
+        """Finish the file, which covers the offsets before `end`, and rename it to its final name in the staging
+        directory."""
         self._write_held()
         piece = ArchiveFile(self.item.broker_name, self.item.queue_id, self.start, end, self.day)
         self._writer.add_key_value_metadata(metadata_of(self.item.topic, piece, self.rows))
         self._writer.close()
         size = flush_file(self._path)
         target = self.staging / piece.path
-        target.parent.mkdir(exist_ok=True)  # not its parents: the end of a run removes its staging directory
+        # Do not create parents: at the end of a run its staging directory is removed, and must not reappear.
+        target.parent.mkdir(exist_ok=True)
         os.replace(self._path, target)
         return Written(piece, self.rows, size)
 
@@ -144,7 +152,7 @@ class _OpenFile:
 
 
 def flush_file(path: Path) -> int:
-    """Flush a file's bytes, or a directory's names, to disk. Returns the file's size."""
+    """Flush a file's bytes, or a directory's entries, to disk. Returns the size in bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

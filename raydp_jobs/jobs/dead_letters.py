@@ -1,10 +1,10 @@
-"""Why and when messages died: the dead letters of consumer groups, counted by reason, topic and time.
+"""A job that shows why and when messages became dead letters, counted by consumer group, reason, topic and time.
 
-The reason is the message's property `error`, if a consumer has set it. Otherwise it is derived from the number of
-attempts and the group's setting.
+The reason is the message's property `error`, if a consumer has set it. Otherwise the reason is derived from the number
+of attempts and the group's retry limit.
 
-The job needs no Spark: there are few dead letters, and an answer in a second matters more than throughput. Dead letters
-are read one after another, and only counts stay in memory.
+The job needs no Spark: there are few dead letters, and an answer within a second matters more than throughput. Dead
+letters are read one after another, and only counts stay in memory.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 REASON_PROPERTY: Final = "error"
-"""The property with the reason in words. raymq.serve sets it, and any program may."""
+"""Name of the message property that contains the reason as text. raymq.serve sets this property, and any
+program may."""
 REASON_CHARACTERS: Final = 100
 CAUSES_MAX: Final = 500
-"""The most pairs of topic and reason that are counted separately for a group, because reasons may differ in each
-message."""
+"""Maximum number of pairs of topic and reason that are counted separately for a group. The limit protects memory,
+because the reason may differ in each message."""
 DRAWN_CAUSES: Final = 8
 OTHERS: Final = "(other reasons)"
 _ADVANCE: Final = 1000
 
 Cause = tuple[str, str]
-"""The topic to which messages were sent, and the reason why they died."""
+"""The cause of dead letters: the topic to which the messages were sent, and the reason why they died."""
 
 
 @dataclass(slots=True)
 class Deaths:
-    """The dead letters of one group: `letters` in total, `waiting` of them not replayed.
+    """The dead letters of one group. `letters`: their number. `waiting`: the number that were not replayed.
 
     `causes`: numbers of dead letters by cause. `over_time`: numbers by cause and by the beginning of the period in
     which the messages died (s since 1970). `examples`: the message id of the newest dead letter of each cause.
@@ -99,10 +100,10 @@ def run(
     reason_property: str = REASON_PROPERTY,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> list[Deaths]:
-    """Count the dead letters of each group, by default of all groups that have some, sorted by name.
+    """Count the dead letters of consumer groups. By default, count all groups that have dead letters, sorted by name.
 
-    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called with numbers of letters
-    read.
+    Raises InvalidArgumentError for a group that never had a dead letter. `on_read` is called with the numbers of dead
+    letters read.
     """
     named = list(dict.fromkeys(check_group(group) for group in groups))
     found = []
@@ -122,7 +123,7 @@ def groups_with_letters(topics: Iterable[str]) -> list[str]:
 
 
 def retries_of(client: Client, group: str) -> int | None:
-    """Return the group's present limit of retries; None for a group that no longer exists."""
+    """Return the group's present retry limit; None if the group no longer exists."""
     try:
         return int(client.admin.group_config(group).retry_max_times)
     except GroupNotExistError:
@@ -138,7 +139,7 @@ def count(
     period: Period = ALWAYS,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> Deaths:
-    """Count the dead letters of a group that died within `period`."""
+    """Count the dead letters in `letters` that died within `period`, for one consumer group."""
     deaths = Deaths(group)
     read = 0
     for letter in letters:
@@ -152,7 +153,8 @@ def count(
 
 
 def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: str = REASON_PROPERTY) -> str:
-    """Return the reason in one line: the first line of the message's property, or else derived from its attempts."""
+    """Return the reason why a message died, as one line: the first line of the message's property, or else a reason
+    derived from its number of attempts."""
     told = letter.message.properties.get(reason_property, "").strip()
     if told:
         line = told.splitlines()[0]
@@ -164,11 +166,11 @@ def reason_of(letter: DeadLetter, retry_max_times: int | None, reason_property: 
     return f"failed in all its {times}" if attempts > retry_max_times else f"given up after {times}"
 
 
-# What people and machines see
+# Output as JSON, tables and pictures
 
 
 def deaths_json(found: Iterable[Deaths], every_s: int) -> dict[str, Any]:
-    """Return the counts as `--json` prints them."""
+    """Return the counts of dead letters as `--json` prints them."""
     return {"every_s": every_s, "groups": [_group_json(deaths) for deaths in found]}
 
 
@@ -206,7 +208,7 @@ def _time(seconds: int) -> datetime:
 
 
 def show(found: Sequence[Deaths]) -> None:
-    """Print the counts as tables: by group, by cause, and over time."""
+    """Print the counts of dead letters as tables: by group, by cause, and over time."""
     if not found:
         say("no group has a dead letter")
         return
@@ -230,8 +232,8 @@ def show(found: Sequence[Deaths]) -> None:
 
 
 def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
-    """Draw the deaths over time, one panel for each group, by the most common causes; the other causes are stacked on
-    top."""
+    """Draw the dead letters over time, one panel per group. The most common causes have separate bars; the others are
+    stacked on top."""
     panels = figure.subplots(max(len(found), 1), 1, sharex=True, squeeze=False)
     figure.suptitle(f"dead letters in {every_s} s")
     for axes, one in zip(panels[:, 0], found, strict=False):
@@ -240,7 +242,8 @@ def draw(figure: Figure, found: Sequence[Deaths], every_s: int) -> None:
 
 
 def series_of(deaths: Deaths) -> dict[str, list[float]]:
-    """Return the deaths of each period by cause: the DRAWN_CAUSES most common causes, and the others together."""
+    """Return the number of dead letters per period and cause: the DRAWN_CAUSES most common causes, and the others
+    together."""
     times = sorted(deaths.over_time)
     common = [cause for cause, _ in deaths.causes.most_common(DRAWN_CAUSES)]
     series = {f"{topic}: {reason}": _over(deaths, times, {(topic, reason)}) for topic, reason in common}

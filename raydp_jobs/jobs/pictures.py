@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SIZE_PX: Final = (1200, 800)
-"""Width and height of a picture."""
+"""Width and height of a picture in pixels."""
 
 _DPI: Final = 100
 
 
 def check_picture(path: Path | None) -> None:
-    """Refuse a picture that cannot be drawn or saved, before a job begins. None means no picture.
+    """Check before a job begins that its picture can be drawn and saved. `path` None means no picture.
 
-    Raises ConfigError without matplotlib, and InvalidArgumentError for a path without an existing directory or the
-    suffix .png.
+    Raises ConfigError if matplotlib is not installed. Raises InvalidArgumentError if the path's directory does not
+    exist, or if its suffix is not .png.
     """
     if path is None:
         return
@@ -40,8 +40,8 @@ def check_picture(path: Path | None) -> None:
 
 
 def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
-    """Let `draw` fill an empty figure of PICTURE_SIZE_PX, and save it. The file is replaced as a whole, or unchanged on
-    failure."""
+    """Create an empty figure of PICTURE_SIZE_PX, let `draw` fill it, and save it. An existing file is replaced as a
+    whole; after a failure it is unchanged."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def save_picture(path: Path, draw: Callable[[Figure], None]) -> None:
 def bars_over_time(
     axes: Any, times: list[datetime], width_s: float, series: dict[str, list[float]], title: str
 ) -> None:
-    """Draw one stack of bars per time, each `width_s` seconds wide. Each series has one value per time."""
+    """Draw one stacked bar per time, each `width_s` seconds wide. Each series has one value per time."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     below = [0.0] * len(times)
@@ -75,6 +75,7 @@ def bars_over_time(
 
 
 def literal(text: str) -> str:
-    """Escape a text from a topic for a label: "$" would begin a formula, and a first "_" would hide the label."""
+    """Escape a topic's text for a matplotlib label: "$" would begin a formula, and a leading "_" would hide the
+    label."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

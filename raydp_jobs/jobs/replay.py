@@ -1,12 +1,15 @@
-"""Sends Parquet files to a topic again: an archive, or any files with a body column. Each row is stored once.
+"""A job that sends Parquet files to a topic again: an archive, or any files with a body column. Each row is stored
+exactly once.
 
     lines of rows (replay_source)  →  merged, the oldest next row first  →  at the requested rate  →  a writer per line
 
-A line's writer stores each row under the line's identity and the row's number. So a second run sends only the rows that
-the first run did not send. The first run stores the target queues in the NameServers' KV configuration, so a topic that
-gets more queues later does not move rows. All rows of an archived queue go to one queue of the topic, in order.
+A line is a sequence of rows with a fixed order, such as an archived queue. The line's writer stores each row under the
+line's identity and the row's number. So a second run sends only the rows that the first run did not send. The first run
+stores the list of target queues in the NameServers' KV configuration, so rows do not move if the topic gets more queues
+later. All rows of an archived queue are sent to one queue of the topic, in order.
 
-The job needs no Spark: one process is faster than the rate that most topics should get, and controls one rate.
+The job needs no Spark: one process is faster than the rate that most topics should get, and a single process can
+control the rate.
 """
 
 from __future__ import annotations
@@ -56,16 +59,17 @@ if TYPE_CHECKING:
     from raymq.client.producer.repeatable.writer import RepeatableWriter
 
 OPEN_LINES_MAX: Final = 16
-"""The most lines that are read and written at a time. Each open line has a file and a producer."""
+"""Maximum number of lines (sequences of rows) that are read and written at the same time. Each open line has a file and
+a producer."""
 REPLAYS: Final = "raymq-replays"
-"""The namespace in the NameServers' KV configuration with the queues of each replay."""
+"""The namespace in the NameServers' KV configuration that stores the target queues of each replay."""
 _BURST_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay. `rows`: rows in the files. `selected`: rows to send. `sent`: rows that were sent now.
-    `stored_before`: rows that an earlier run under the same `name` had stored."""
+    """The result of a replay. `rows`: rows in the files. `selected`: rows that match the selection. `sent`: rows that
+    this run sent. `stored_before`: rows that an earlier run under the same `name` had stored."""
 
     topic: str
     name: str
@@ -76,7 +80,7 @@ class ReplayResult:
 
 
 class Pace:
-    """Limits a sender to a rate of rows per second, with bursts of a tenth of a second."""
+    """Limits a sender to a rate of rows per second, with bursts of 0.1 s."""
 
     def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = None if rate is None else number_in("rate", rate, RATE)
@@ -85,15 +89,15 @@ class Pace:
 
     @property
     def rows_max(self) -> int | None:
-        """The most rows to send at once; None without a rate."""
+        """Maximum number of rows to send at once; None without a rate."""
         return None if self._rate is None else max(int(self._rate * _BURST_S), 1)
 
     def pause_s(self, rows: int) -> float:
-        """Return the seconds to wait after `rows` rows were sent."""
+        """Return how many seconds to wait after sending `rows` rows."""
         if self._rate is None:
             return 0.0
         now_s = self._clock()
-        # Idle time gives no additional rows later.
+        # Idle time longer than a burst does not allow additional rows later.
         self._free_s = max(self._free_s, now_s - _BURST_S) + rows / self._rate
         return max(self._free_s - now_s, 0.0)
 
@@ -112,9 +116,9 @@ def run(
 ) -> ReplayResult:
     """Send the selected rows of `source` to an existing topic, each once, with at most `rate` rows per second.
 
-    On success all rows are stored, as durably as the cluster's settings require. After a failure a beginning of each
-    line is stored; a run with the same source, selection and `name` (default: the source's path) continues. `on_plan`
-    is called with the number of rows in the files, `on_read` with numbers of rows read.
+    On success all rows are stored, as durably as the cluster's settings require. After a failure the first rows of each
+    line are stored. A run with the same source, selection and `name` (default: the source's path) continues. `on_plan`
+    is called with the number of rows in the files, and `on_read` with the numbers of rows read.
 
     Raises the errors of `lines_of`, `read_line` and `RepeatableWriter`, and InvalidArgumentError for an invalid rate.
     """
@@ -135,8 +139,11 @@ def run(
 
 
 def open_writer(client: Client, queues: Sequence[MessageQueue], line: Line, identity: str) -> RepeatableWriter:
-    """Open a writer of a line's rows. Rows of an archived queue go to one of the topic's queues; other rows go to all
-    queues, block by block. The writer does not depend on the source's other lines."""
+    """Open a writer for the rows of a line (a sequence of rows with a fixed order).
+
+    Rows of an archived queue are sent to one of the topic's queues; other rows are sent to all queues, block by block.
+    The choice of queues does not depend on the source's other lines.
+    """
     topic, place = queues[0].topic, line.place % len(queues)
     if line.is_queue:
         return client.repeatable_writer(topic, producer_id=identity, queues=[queues[place]])
@@ -150,8 +157,8 @@ def write_lines(
     on_read: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, int, int, int]:
-    """Write the lines' rows, which are all stored on return. Returns the numbers of rows read, selected, sent, and
-    stored before."""
+    """Send the rows of several lines. All rows are stored on return. Returns the numbers of rows read, selected, sent,
+    and stored before."""
     rows = selected = 0
     for index, count, batch in merged([read_line(line, selection) for line, _ in writers]):
         send(writers[index][1], batch, pace, sleep)
@@ -162,7 +169,8 @@ def write_lines(
 
 
 def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Callable[[float], None]) -> None:
-    """Write the rows of a batch at the rate of `pace`. Rows that an earlier run stored take no time."""
+    """Write the rows of a batch at the rate of `pace`. Rows that an earlier run stored do not count for the
+    rate."""
     step = pace.rows_max or max(batch.num_rows, 1)
     for first in range(0, batch.num_rows, step):
         part = batch.slice(first, step)
@@ -174,7 +182,8 @@ def send(writer: RepeatableWriter, batch: pa.RecordBatch, pace: Pace, sleep: Cal
 
 
 def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Merge the batches of all lines, each with its line's index, so that all lines advance equally in rows read."""
+    """Merge the batches of all lines, so that all lines advance by equal numbers of rows. Each batch carries its line's
+    index."""
     heap = [(0, index) for index in range(len(lines))]
     while heap:
         read, index = heap[0]
@@ -187,8 +196,8 @@ def merged(lines: Sequence[Iterator[tuple[int, pa.RecordBatch]]]) -> Iterator[tu
 
 
 def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, ...]:
-    """Return the topic's queues at the first run of a replay with this name. The first run stores its present
-    queues."""
+    """Return the queues that the topic had at the first run of the replay with this name. The first run stores the
+    topic's present queues."""
     key = f"{topic}/{name}"
     there = client.write_queues(topic)
     fixed = client.admin.list_kv(REPLAYS).get(key)
@@ -200,7 +209,7 @@ def fixed_queues(client: Client, topic: str, name: str) -> tuple[MessageQueue, .
 
 
 def parse_queues(texts: Iterable[str]) -> frozenset[tuple[str, int]]:
-    """Parse queues from ``"broker-a:3"``. Raises InvalidArgumentError for another form."""
+    """Parse queue names such as ``"broker-a:3"``. Raises InvalidArgumentError if a text has another form."""
     queues = set()
     for text in texts:
         queue = parse_queue("", text)

@@ -1,11 +1,11 @@
-"""The messages that a replay reads: Parquet files, in lines whose rows always have the same order.
+"""The messages that a replay reads from Parquet files, divided into lines: sequences of rows whose order never changes.
 
     an archive            one line per queue: its files, in the order of their offsets
     any other directory   one line per file, in the order of their names
 
-A replay can continue a line: its rows have numbers, and each row is stored once under its number. So a line may grow at
-its end between two runs. If the beginning of a line changes, its identity changes, and the replay treats it as a new
-line.
+A replay can continue a line, because each row has a number and is stored once under this number. So rows may be added
+at a line's end between two runs. If the beginning of a line changes, its identity changes, and the replay treats it as
+a new line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raymq.common.errors import InvalidArgumentError, StoreCorruptError
 from raymq.records.kernels.byte_column import text_array
 
 SENT_COLUMNS: Final = ("body", "tags", "keys", "properties", "sharding_key")
-"""The columns of a replayed message, if the files have them. Other columns are ignored."""
+"""The columns that become part of a replayed message, if the files have them. Other columns are ignored."""
 READ_ROWS: Final = 4096
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Files whose rows follow each other. `name`: identifies the line and its beginning within the source. `place`: a
-    number, consecutive for consecutive lines. `is_queue`: the rows were one queue's messages."""
+    """A sequence of rows with a fixed order, in one or more files. `name`: identifies the line and its beginning within
+    the source. `place`: a number, consecutive for consecutive lines. `is_queue`: the rows were one queue's messages."""
 
     name: str
     files: tuple[Path, ...]
@@ -48,8 +48,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The messages to replay: stored in `period`, from one of these `queues` (broker group and queue id), with one of
-    these `tags`. No queues mean all queues, and no tags mean all tags."""
+    """A filter for the messages to replay: stored in `period`, from one of `queues` (broker group and queue id), with
+    one of `tags`. Empty `queues` mean all queues, and empty `tags` mean all tags."""
 
     period: Period = ALWAYS
     queues: frozenset[tuple[str, int]] = frozenset()
@@ -57,13 +57,13 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the selection needs."""
+        """The columns that the selection needs in order to filter rows."""
         wanted = ["store_timestamp"] if self.period != ALWAYS else []
         wanted += ["broker_name", "queue_id"] if self.queues else []
         return wanted + (["tags"] if self.tags else [])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the selected rows of a batch, in order."""
+        """Return the rows of a batch that match the selection, in order."""
         masks = []
         if self.period != ALWAYS:
             stored_ms = batch.column("store_timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
@@ -82,13 +82,13 @@ class Selection:
         return batch.filter(_combined(pc.and_, masks)) if masks else batch
 
     def text(self) -> str:
-        """The selection as text, for an identity."""
+        """The selection as text, which becomes part of the producer id of a replay."""
         queues = ",".join(f"{broker}:{queue_id}" for broker, queue_id in sorted(self.queues))
         return f"{self.period.start_ms} {self.period.end_ms} [{queues}] [{','.join(sorted(self.tags))}]"
 
 
 EVERYTHING: Final = Selection()
-"""All rows."""
+"""The selection of all rows."""
 
 
 def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
@@ -99,7 +99,8 @@ def _combined(combine: pc.Function, masks: list[pa.Array]) -> pa.Array:
 
 
 def lines_of(source: Path) -> list[Line]:
-    """Return the lines of an archive of one topic, of a directory with Parquet files, or of one Parquet file.
+    """Divide a source into lines (sequences of rows). The source is an archive of one topic, a directory with Parquet
+    files, or one Parquet file.
 
     Raises InvalidArgumentError for any other path, and StoreCorruptError for an archive with a gap.
     """
@@ -122,13 +123,13 @@ def lines_of(source: Path) -> list[Line]:
 
 def _archive_lines(source: Path) -> list[Line]:
     pieces = find_pieces(source)
-    next_offsets(pieces)  # refuses an archive with a gap
+    next_offsets(pieces)  # Raises if the archive has a gap.
     lines = []
     for (broker_name, queue_id), group in groupby(pieces, key=lambda piece: piece.queue):
         files = [piece for piece in group if piece.day]
         if files:
-            # If the oldest files are deleted, all later rows get other numbers. The start offset in the name makes it a
-            # new line.
+            # If the oldest files are deleted, all later rows get other numbers. So the name contains the start offset,
+            # which then makes the line a new line.
             name = f"{broker_name}:{queue_id} from {files[0].start_offset}"
             place = crc32(broker_name.encode()) + queue_id
             lines.append(Line(name, tuple(source / piece.path for piece in files), place, True))
@@ -154,7 +155,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def metadata_of_file(path: Path) -> pq.FileMetaData:
-    """Return a file's footer. Raises StoreCorruptError if the file has none."""
+    """Return a Parquet file's footer. Raises StoreCorruptError if the file has no valid footer."""
     try:
         return pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
@@ -162,11 +163,11 @@ def metadata_of_file(path: Path) -> pq.FileMetaData:
 
 
 def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of a line in order: the number of rows read, and the selected rows of these with the columns of a
-    message.
+    """Read the rows of a line in order. Yields the number of rows read, and the selected ones of these rows with the
+    columns of a message.
 
-    Raises InvalidArgumentError for a file without bodies or without a column that the selection needs, and
-    StoreCorruptError for a damaged file.
+    Raises InvalidArgumentError if a file lacks bodies or a column that the selection needs, and StoreCorruptError if a
+    file is damaged.
     """
     for path in line.files:
         names = metadata_of_file(path).schema.to_arrow_schema().names
@@ -184,7 +185,8 @@ def read_line(line: Line, selection: Selection) -> Iterator[tuple[int, pa.Record
 
 
 def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-    """Return the rows of an archive that have a body. A message that could not be read has no body, and is left out."""
+    """Return the rows of an archive's batch that have a body. A message that could not be read when it was archived has
+    no body, and is left out."""
     body = batch.column("body")
     if not body.null_count:
         return batch
@@ -193,7 +195,7 @@ def _readable(batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
 
 
 def producer_id(name: str, line: Line, selection: Selection) -> str:
-    """Return the identity under which a line's rows are stored, of 64 characters. It differs for each replay, line and
-    selection."""
+    """Return the producer id, of 64 characters, under which a line's rows are stored. It differs for each replay, line
+    and selection."""
     text = f"{name}\n{line.name}\n{selection.text()}"
     return f"replay/{hashlib.sha256(text.encode()).hexdigest()[:48]}"

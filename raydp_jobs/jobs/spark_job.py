@@ -1,4 +1,4 @@
-"""The common part of jobs that need Spark: connection, session, progress of tasks, and errors in one line."""
+"""Common parts of the jobs that need Spark: connection, session, progress of tasks, and one-line errors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 PARTITIONS_PER_CORE: Final = 4
-"""Spark partitions per core for aggregated results. Spark's default of 200 is too many for counts of tags and
-minutes."""
+"""Number of Spark partitions per core for aggregated results. Spark's default of 200 partitions is too many for counts
+of tags and minutes."""
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LOOK_S: Final = 0.25
-"""The time between two queries of Spark's tasks while a bar shows them."""
+"""Interval in seconds between two queries of Spark's task counts while a progress bar is shown."""
 _RAISED: Final = re.compile(r"^(?:Caused by: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
-"""A line of a traceback that names an exception."""
+"""Matches a line of a traceback that names an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class SessionSize:
 
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of every job on Spark to a command, which gets them as one `size`."""
+    """Add the Spark options that all Spark jobs share to a command. The command gets them as one argument
+    `size`."""
 
     @click.option("--executors", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Spark's executors.")
     @click.option("--executor-cores", type=NumberType(SPARK_COUNT), default=1, show_default=True, help="Cores of each.")
@@ -62,9 +63,10 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def spark_job(
     name: str, address: str | None, size: SessionSize, *, quiet: bool, configs: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, Client]]:
-    """Open a Spark session with Spark's `configs`, and a client, for the duration of a job. `quiet`: show no progress.
+    """Open a Spark session with the settings `configs`, and a client, for the duration of a job. `quiet`: show no
+    progress.
 
-    Raises like `raymq.connect` and `spark_session`. Errors of Spark's tasks are converted as by `clear_errors`.
+    Raises like `raymq.connect` and `spark_session`. Errors of Spark tasks are converted as by `clear_errors`.
     """
     with steps(quiet=quiet) as progress:
         progress("loading Spark")
@@ -87,8 +89,11 @@ def spark_job(
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Convert an exception of Spark into a RaymqError with one line: the error that its task raised, if it is in
-    raymq.common.errors, else the first error in Spark's text."""
+    """Convert an exception of Spark into a one-line RaymqError.
+
+    If the task raised an error of raymq.common.errors, this error is raised again. Otherwise the text is the first
+    error in Spark's text.
+    """
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -96,7 +101,8 @@ def clear_errors() -> Iterator[None]:
 
 
 def job_error(text: str) -> RaymqError:
-    """Return the error in a text of Spark, which mostly contains tracebacks of two languages."""
+    """Extract the error from the text of a Spark exception, which mostly consists of tracebacks in two
+    languages."""
     if (ours := raymq_error(text)) is not None:
         return ours
     named = _RAISED.findall(text)
@@ -107,7 +113,8 @@ def job_error(text: str) -> RaymqError:
 
 @contextmanager
 def tasks_counted(spark: SparkSession, description: str, *, quiet: bool) -> Iterator[None]:
-    """Show a bar of Spark tasks that the block has started and finished, if standard error is a terminal."""
+    """Show a progress bar of the Spark tasks that the block has started and finished, if standard error is a
+    terminal."""
     with counting(description, talks=quiet) as counter:
         if not counter.shown:
             yield

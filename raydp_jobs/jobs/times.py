@@ -1,4 +1,4 @@
-"""Times of jobs: the part of a topic's time that a job reads, and the intervals for its counts."""
+"""Command-line times of jobs: the period of store times that a job reads, and the interval of its counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raymq.common.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The time from `start_ms` up to, not including, `end_ms`, in ms since 1970. None is no bound."""
+    """A period of time from `start_ms` up to, not including, `end_ms`, in ms since 1970. None means no bound."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -33,8 +33,10 @@ class Period:
         return (self.start_ms is None or time_ms >= self.start_ms) and (self.end_ms is None or time_ms < self.end_ms)
 
     def scan_options(self) -> ScanOptions:
-        """Return options of a read that covers this period, and little more. Offsets only roughly follow times after a
-        clock was set back, so `of` filters afterwards."""
+        """Return read options for an offset range that covers this period with little excess.
+
+        After a clock was set back, offsets follow store times only roughly, so `of` filters the result.
+        """
         options: ScanOptions = {}
         if self.start_ms is not None:
             options["starting_timestamp"] = self.start_ms
@@ -56,7 +58,7 @@ ALWAYS: Final = Period()
 
 
 def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --from and --to to a command, which gets them as one `period`."""
+    """Add the options --from and --to to a command. The command gets them as one argument `period`."""
 
     @click.option("--from", "start", metavar="TIME", help="Messages stored from then on: ISO 8601, or -2h, -7d.")
     @click.option("--to", "end", metavar="TIME", help="Messages stored before then.")
@@ -70,7 +72,8 @@ def period_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def every_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the option --every to a command, the length of intervals, which the command gets as `every_s`."""
+    """Add the option --every, the interval of the counts, to a command. The command gets it in seconds as
+    `every_s`."""
     return click.option(
         "--every",
         "every_s",
@@ -87,8 +90,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> i
 
 
 def seconds_of(text: str) -> int:
-    """Parse a duration in seconds from ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"``. Raises InvalidArgumentError for
-    another form."""
+    """Parse a duration such as ``"30s"``, ``"1m"``, ``"2h"`` or ``"1d"`` into seconds. Raises InvalidArgumentError if
+    the text has another form."""
     lengths = parse_delay_levels(text)
     if len(lengths) != 1:
         raise InvalidArgumentError(f"{text!r} is not one length of time: write for example 1m")
@@ -96,5 +99,5 @@ def seconds_of(text: str) -> int:
 
 
 def iso_time(moment: datetime | None) -> str | None:
-    """Format a time for people, in UTC. None stays None."""
+    """Format a time in ISO form, in UTC. Returns None for None."""
     return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds")

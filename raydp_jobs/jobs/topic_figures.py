@@ -1,4 +1,4 @@
-"""The figures that `topic_stats` computes: as JSON, as tables, and as a picture."""
+"""Shows the statistics that `topic_stats` computes: as JSON, as tables, and as a picture."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_BUCKETS: Final = 30
-"""The number of newest buckets in the table. JSON and the picture have all buckets."""
+"""Number of newest time buckets that the printed table shows. JSON and the picture have all buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The messages of `every_s` seconds from `start` on. `tags`: numbers of messages with each of the topic's common
-    tags; None stands for no tag. `keys`: the number of different keys."""
+    """Statistics of a topic's messages in one time bucket of `every_s` seconds from `start` on.
+
+    `tags`: the number of messages with each of the topic's most common tags; None as a tag means no tag. `keys`: the
+    number of different keys.
+    """
 
     start: datetime
     messages: int
@@ -32,9 +35,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """The figures of one topic. `first` and `last`: None without messages. `bytes`: of bodies.
+    """Statistics of one topic. `first` and `last`: the store times of the first and last message; None without
+    messages. `bytes`: the size of all bodies.
 
-    `tags`: numbers of messages with each of the most common tags. `other_tags`: the number with other tags.
+    `tags`: the number of messages with each of the most common tags. `other_tags`: the number of messages with other
+    tags.
     """
 
     topic: str
@@ -50,16 +55,17 @@ class TopicFigures:
 
     @property
     def seconds(self) -> float:
-        """The seconds between the first message and the last."""
+        """The seconds between the topic's first message and its last."""
         return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
 
     def per_second(self, amount: int) -> float | None:
-        """Return an amount as a rate over the topic's time; None if the topic's time has no length."""
+        """Return an amount as a rate per second between the topic's first and last message; None if no time is between
+        them."""
         return round(amount / self.seconds, 3) if self.seconds else None
 
 
 def figures_json(found: Iterable[TopicFigures], every_s: int) -> dict[str, Any]:
-    """Return the figures as `--json` prints them. Rates are per second."""
+    """Return topic statistics as `--json` prints them. Rates are per second."""
     return {"every_s": every_s, "topics": [_topic_json(one, every_s) for one in found]}
 
 
@@ -96,7 +102,8 @@ def _tags_json(tags: dict[str | None, int]) -> list[dict[str, Any]]:
 
 
 def show(found: Sequence[TopicFigures], every_s: int) -> None:
-    """Print the figures as tables: the topics, their tags, and the newest SHOWN_BUCKETS buckets of each topic."""
+    """Print topic statistics as tables: the topics, their tags, and the newest SHOWN_BUCKETS time buckets of each
+    topic."""
     names = ["topic", "messages", "bytes", "largest body", "keys", "first", "last", "messages/s", "bytes/s"]
     rows = [
         [
@@ -137,7 +144,8 @@ def _tag_name(tag: str | None) -> str:
 
 
 def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
-    """Draw rates and keys over time: by tag for one topic, by topic for several."""
+    """Draw message rates and numbers of keys over time: by tag if there is one topic, by topic if there are
+    several."""
     upper, middle, lower = figure.subplots(3, 1, sharex=True)
     series = rates_by_tag(found[0], every_s) if len(found) == 1 else None
     times = sorted({bucket.start for one in found for bucket in one.buckets})
@@ -157,8 +165,8 @@ def draw(figure: Figure, found: Sequence[TopicFigures], every_s: int) -> None:
 
 
 def rates_by_tag(one: TopicFigures, every_s: int) -> dict[str, list[float]]:
-    """Return the messages per second of each common tag in each bucket, and of the other tags together, if there are
-    any."""
+    """Return the messages per second with each common tag in each time bucket; if there are other tags, also
+    their sum."""
     series = {_tag_name(tag): [bucket.tags[tag] / every_s for bucket in one.buckets] for tag in one.tags}
     if one.other_tags:
         rest = [bucket.messages - sum(bucket.tags.values()) for bucket in one.buckets]

@@ -1,11 +1,11 @@
-"""Computes figures of topics: numbers of messages and bytes, rates, tags and keys, over time.
+"""A job that computes statistics of topics over time: numbers of messages and bytes, rates, tags and keys.
 
     read_topic → lean → counted            one row per topic, bucket of time and tag; read once, kept in Spark
                           ├─ totals        one row per topic
                           ├─ tag_totals    one row per topic and tag
                           └─ buckets       one row per topic, bucket and tag; rare tags together
 
-Times are store times. Sketches (HyperLogLog) count keys: exactly for few keys, within 2 % for many.
+Times are store times. Keys are counted with sketches (HyperLogLog): exactly for few keys, within 2 % for many.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 BUCKETS_MAX: Final = 20_000
-"""The most buckets of time over all topics: two weeks of minutes. This process holds all buckets in memory."""
+"""Maximum number of time buckets over all topics, equal to two weeks of minutes. The driver holds all buckets in
+memory."""
 TAGS_MAX: Final = 100
 
 
@@ -55,9 +56,11 @@ def run(
     period: Period = ALWAYS,
     quiet: bool = True,
 ) -> list[TopicFigures]:
-    """Compute the figures of each topic, in the given order, over buckets of `every_s` seconds and with the `top` most
-    common tags by name. Raises InvalidArgumentError for more than BUCKETS_MAX buckets, and the errors of
-    `read_topic`."""
+    """Compute the statistics of each topic, in the given order, in time buckets of `every_s` seconds. The `top` most
+    common tags are counted separately.
+
+    Raises InvalidArgumentError for more than BUCKETS_MAX buckets, and the errors of `read_topic`.
+    """
     from raydp_jobs.source.reader import read_topic
 
     messages = read_topic(
@@ -90,15 +93,15 @@ def run(
 
 
 def lean(messages: DataFrame) -> DataFrame:
-    """Return messages with only the counted columns: topic, tags, keys, store time and size of the body."""
+    """Select the columns to count: topic, tags, keys, store time and body size."""
     return messages.select("topic", "tags", "keys", "store_timestamp", sf.col("body_size").alias("size"))
 
 
 def counted(messages: DataFrame, every_s: int) -> DataFrame:
-    """Return one row per topic, bucket (`start`, a time) and tag: messages, bytes, largest, first, last, and a sketch
-    of keys.
+    """Return one row per topic, time bucket (`start`) and tag: messages, bytes, largest, first, last, and a sketch of
+    keys.
 
-    A message with several keys becomes several rows in between; only its first row counts as a message.
+    In an intermediate step a message with several keys becomes several rows; only its first row counts as a message.
     """
     start = sf.window("store_timestamp", f"{every_s} seconds").getField("start").alias("start")
     rows = messages.select(
@@ -116,7 +119,7 @@ def counted(messages: DataFrame, every_s: int) -> DataFrame:
 
 
 def totals(counts: DataFrame) -> DataFrame:
-    """Return one row per topic, from the rows of `counted`."""
+    """Add up the rows of `counted` to one row per topic."""
     return counts.groupBy("topic").agg(
         sf.sum("messages").alias("messages"),
         sf.sum("bytes").alias("bytes"),
@@ -128,7 +131,7 @@ def totals(counts: DataFrame) -> DataFrame:
 
 
 def tag_totals(counts: DataFrame) -> DataFrame:
-    """Return the TAGS_MAX most common tags of each topic, with their numbers of messages, the most common first."""
+    """Return the TAGS_MAX most common tags of each topic with their numbers of messages, most common first."""
     order = Window.partitionBy("topic").orderBy(sf.desc("messages"), "tags")
     sums = counts.groupBy("topic", "tags").agg(sf.sum("messages").alias("messages"))
     ranked = sums.withColumn("rank", sf.row_number().over(order))
@@ -136,8 +139,8 @@ def tag_totals(counts: DataFrame) -> DataFrame:
 
 
 def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> DataFrame:
-    """Return one row per topic and bucket: messages, bytes, keys, and a list of the messages of each `common` tag by
-    the tag's index."""
+    """Return one row per topic and time bucket: messages, bytes, keys, and a list with the number of messages of each
+    tag in `common`, in order."""
     named = {topic: list(tags) for topic, tags in common.items()}
     places = []
     for index in range(max(map(len, named.values()), default=0)):
@@ -158,16 +161,17 @@ def buckets(counts: DataFrame, common: dict[str, dict[str | None, int]]) -> Data
 
 
 def epoch(time: Column) -> Column:
-    """Return a time as a number of seconds since 1970. `collect` would silently convert a time to this machine's time
-    zone."""
+    """Convert a time column to seconds since 1970. Otherwise `collect` would silently convert the time to this
+    machine's time zone."""
     return sf.unix_micros(time) / 1_000_000
 
 
-# What Spark found, as figures
+# Converting Spark's rows to statistics
 
 
 def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str | None, int]]:
-    """Return the `top` first tags of each topic with their numbers of messages, from the rows of `tag_totals`."""
+    """Return the first `top` tags of each topic with their numbers of messages, from the sorted rows of
+    `tag_totals`."""
     result: dict[str, dict[str | None, int]] = {}
     for row in rows:
         of_topic = result.setdefault(row["topic"], {})
@@ -179,11 +183,11 @@ def common_tags(rows: Iterable[dict[str, Any]], top: int) -> dict[str, dict[str 
 def figures(
     topics: Sequence[str], of_topics: Iterable[Any], common: dict[str, dict[str | None, int]], of_buckets: Iterable[Any]
 ) -> list[TopicFigures]:
-    """Combine the collected rows of the three steps by topic."""
+    """Combine the collected rows of totals, tags and buckets to the statistics of each topic."""
     totals_of = {row["topic"]: row for row in of_topics}
     buckets_of: dict[str, list[Bucket]] = {}
     for row in of_buckets:
-        # Spark's list has the length that the topic with the most tags needs.
+        # Spark's list is as long as the topic with the most tags requires, so it may be longer than this topic's tags.
         counts = dict(zip(common[row["topic"]], row["tags"], strict=False))
         bucket = Bucket(_time(row["start"]), row["messages"], row["bytes"], row["keys"], counts)
         buckets_of.setdefault(row["topic"], []).append(bucket)

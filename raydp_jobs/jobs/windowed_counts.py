@@ -1,10 +1,10 @@
-"""Counts a stream of topics by tag or key in windows of time. The counts are messages of another topic.
+"""A job that counts a stream of topics by tag or key in time windows. Each count becomes a message of another topic.
 
     stream_topic → counted → as_messages → topic_sink
                    a window is counted until the watermark has passed its end; then its counts are sent, once
 
-A restart continues from the checkpoint: each message is counted once, and each count is sent once. Messages that arrive
-after their window's counts were sent are left out, and reported.
+After a restart the job continues from its checkpoint: each message is counted once, and each count is sent once.
+Messages that arrive after their window's counts were sent are left out, and reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from raymq.client.client import Client
 
 OPTIONS_FILE: Final = "raymq-windowed-counts.json"
-"""The file in a checkpoint that describes the windows counted there."""
+"""Name of the file in a checkpoint that describes the windows that the query counts."""
 _LOOK_S: Final = 1
 
 By = Literal["tags", "keys"]
@@ -53,8 +53,10 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How to count: by tag or key (`by`), in windows of `length_s` seconds of the messages' `time`, a new window each
-    `slide_s` seconds, that close `late_s` seconds after their end."""
+    """The windows of a count: by tag or key (`by`), each `length_s` seconds long in the messages' `time`.
+
+    A new window begins every `slide_s` seconds, and closes `late_s` seconds after its end.
+    """
 
     length_s: int = 60
     slide_s: int = 60
@@ -72,8 +74,12 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The result of a run: the number of `counts` sent, each of a window and a tag or key, and of batches. `late`: the
-    least number of messages that arrived after their window's counts were sent; Spark counts some of them together."""
+    """The result of a run: the number of `counts` sent (one count per window and tag or key), and the number of
+    batches.
+
+    `late`: a lower bound of the number of messages that arrived after their window's counts were sent. The number is a
+    lower bound because Spark combines some late messages before it counts them.
+    """
 
     target: str
     batches: int
@@ -96,18 +102,19 @@ def run(
     commit_group: str | None = None,
     on_counts: Callable[[int], None] = lambda count: None,
 ) -> Counted:
-    """Count `topics` into `target` until the query is stopped. `available_now`: only count the present messages.
+    """Count the messages of `topics` and send the counts to `target`, until the query is stopped. `available_now`:
+    count only the present messages.
 
-    `checkpoint`: a directory of this job, from which it continues; `start`: the beginning without a checkpoint.
+    `checkpoint`: this job's directory, from which it continues. `start`: where the job begins without a checkpoint.
     `on_counts` is called with each number of stored counts. The query is stopped at the end. Raises
-    InvalidArgumentError for a checkpoint of other windows, and the errors of `stream_topic` and `topic_sink`.
+    InvalidArgumentError if the checkpoint belongs to other windows, and the errors of `stream_topic` and `topic_sink`.
     """
     from raydp_jobs.sink.writer import topic_sink
     from raydp_jobs.stream.topic_stream import stream_topic
 
     if target in topics:
         raise InvalidArgumentError(f"the counts of {target} would be counted again: send them to another topic")
-    client.write_queues(target)  # raises errors now, and not in the first batch
+    client.write_queues(target)  # Raises now if the topic is not writable, not only in the first batch.
     messages = stream_topic(
         spark,
         topics,
@@ -125,14 +132,14 @@ def run(
 
 
 class StoredCounts:
-    """Adds up the counts that a query has stored."""
+    """The sum of the counts that a query has stored."""
 
     def __init__(self, on_counts: Callable[[int], None]) -> None:
         self._on_counts = on_counts
         self.batches = self.counts = 0
 
     def add(self, batch: int, summary: WriteSummary) -> None:
-        """Add a stored batch."""
+        """Add the counts of a stored batch."""
         self.batches += 1
         self.counts += summary.rows
         self._on_counts(summary.rows)
@@ -141,7 +148,7 @@ class StoredCounts:
 def begin(
     messages: DataFrame, windows: Windows, sink: Sink, checkpoint: Path, *, trigger_s: int, available_now: bool
 ) -> StreamingQuery:
-    """Start the query that counts `messages` and passes the counts, as messages, to `sink`."""
+    """Start the query that counts `messages` and passes the counts, converted to messages, to `sink`."""
     counts = as_messages(counted(messages, windows), windows.by)
     writer = counts.writeStream.foreachBatch(sink).outputMode("append").option("checkpointLocation", str(checkpoint))
     writer = (
@@ -151,7 +158,7 @@ def begin(
 
 
 def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Counted:
-    """Wait for the end of a query, which is stopped if the wait is interrupted. Raises the query's error."""
+    """Wait until a query ends. Stops the query if the wait is interrupted. Raises the query's error."""
     late, seen = 0, -1
     try:
         ended = False
@@ -166,8 +173,8 @@ def await_end(query: StreamingQuery, target: str, stored: StoredCounts) -> Count
 
 
 def late_messages(progress: Any) -> int:
-    """Return the number of rows that a batch left out because their windows were already sent, after equal rows were
-    combined."""
+    """Return the number of late rows that a batch dropped because their windows' counts were already sent. Spark
+    combines equal rows before it counts them."""
     return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
@@ -175,8 +182,11 @@ def late_messages(progress: Any) -> int:
 
 
 def counted(messages: DataFrame, windows: Windows) -> DataFrame:
-    """Return one row per topic, window and tag or key (`value`, null for messages without): `start`, `end` and
-    `messages`. A message with several keys counts for each key."""
+    """Return one row per topic, window and tag or key: `value` (null for messages without one), `start`, `end` and
+    `messages`.
+
+    A message with several keys counts for each key.
+    """
     value = sf.col("tags") if windows.by == "tags" else sf.explode_outer(sf.array_distinct("keys"))
     time = sf.col(f"{windows.time}_timestamp").alias("time")
     window = sf.window("time", f"{windows.length_s} seconds", f"{windows.slide_s} seconds")
@@ -190,8 +200,11 @@ def counted(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def as_messages(counts: DataFrame, by: By) -> DataFrame:
-    """Return the rows of `counted` as messages. The body is a JSON object; the counted tag or key is also the message's
-    tag or key. All counts of one tag or key go to one queue, in order."""
+    """Convert the rows of `counted` to messages. The body is a JSON object; the counted tag or key is also the
+    message's tag or key.
+
+    All counts of one tag or key are sent to one queue, in order.
+    """
     body = sf.to_json(
         sf.struct(
             "topic",
@@ -215,15 +228,19 @@ def as_messages(counts: DataFrame, by: By) -> DataFrame:
 
 
 def fix_options(checkpoint: Path, options: dict[str, Any]) -> None:
-    """Store in a checkpoint what is counted there, or compare it with the stored description. Spark itself would
-    continue old windows under new names. Raises InvalidArgumentError if the description differs."""
+    """Store a description of the counted windows in a checkpoint, or compare it with the stored description.
+
+    Spark itself would continue old windows under new names. Raises InvalidArgumentError if the description differs.
+    """
     checkpoint.mkdir(parents=True, exist_ok=True)
     path, text = checkpoint / OPTIONS_FILE, json.dumps(options, sort_keys=True)
     if not path.exists():
         partial = checkpoint / f".{uuid.uuid4().hex}.partial"
         partial.write_text(text)
         try:
-            os.link(partial, path)  # the file is created whole or not at all, and the first one counts
+            # Linking creates the file completely or not at all, and never replaces a file that another process created
+            # first.
+            os.link(partial, path)
         except FileExistsError:
             pass
         finally:

@@ -1,4 +1,5 @@
-"""The columns of a DataFrame that is written to a topic: their check in the driver, and the order of the rows."""
+"""The columns of a DataFrame that is written to a topic: the driver checks their types, and fixes the order of the
+rows."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from raymq.common.errors import InvalidArgumentError
 Sort = Literal["auto", "always", "never"]
 
 _SHUFFLE: Final = re.compile("(?<!Broadcast)Exchange")
-"""A step of a plan after which rows have no fixed order. Broadcasting the small side of a join keeps the order."""
+"""Matches a step of a Spark plan after which rows have no fixed order. Broadcasting the small side of a join keeps the
+order."""
 
 
 def _is_texts(kind: types.DataType) -> bool:
@@ -55,12 +57,13 @@ _KINDS: Final[dict[str, tuple[Callable[[types.DataType], bool], str, str]]] = {
         "F.col('deliver_time').cast('timestamp')",
     ),
 }
-"""For each column: its type, the type's name, and an expression that creates a value."""
+"""By column name: a check of the column's type, the name of the expected type, and an expression that creates a valid
+value."""
 
 
 def check_columns(df: DataFrame) -> None:
-    """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error names all problems and
-    their solutions."""
+    """Raise InvalidArgumentError unless the rows of `df` can be written to a topic. The error lists all problems and
+    how to solve them."""
     names = df.columns
     wrong = [] if "body" in names else ["column 'body' is missing: name one so, with df.withColumnRenamed(…, 'body')"]
     wrong += [f"column {name!r} exists twice" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -82,11 +85,11 @@ def check_columns(df: DataFrame) -> None:
 
 
 def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
-    """Return `df` with rows in the same order each time a partition is computed.
+    """Return `df` with its rows in an order that is the same each time a partition is computed.
 
     Rows after an exchange have no fixed order. With "auto" such rows are sorted within their partition: by the
-    DataFrame's present order, then by a hash of all columns, then by the columns. Raises InvalidArgumentError for
-    another `sort`.
+    DataFrame's present order, then by a hash of all columns, then by the columns. "always" sorts all rows, "never"
+    sorts none. Raises InvalidArgumentError for any other `sort`.
     """
     if sort not in ("auto", "always", "never"):
         raise InvalidArgumentError(f"sort is 'auto', 'always' or 'never', not {sort!r}")
@@ -94,35 +97,37 @@ def in_fixed_order(df: DataFrame, sort: Sort) -> DataFrame:
         return df
     given = _present_order(df)
     if given is None:
-        return df  # sorted by columns that were dropped later, so the order cannot be restored
+        return df  # The rows are sorted by columns that were dropped later, so the order cannot be restored.
     values = [_sortable(field) for field in df.schema]
     return df.sortWithinPartitions(*given, functions.xxhash64(*values), *values)
 
 
 def has_exchange(df: DataFrame) -> bool:
-    """True if rows come from another stage's tasks, in the order in which those tasks end."""
+    """True if the plan has an exchange: rows come from the tasks of another stage, in the order in which these tasks
+    end."""
     execution = df._jdf.queryExecution()
     plan = execution.executedPlan().toString()
     if _SHUFFLE.search(plan):
         return True
-    if "ExistingRDD" not in plan:  # it hides the plan that computed it, as a streaming query's batch does
+    # ExistingRDD hides the plan that computed the rows, as in the batch of a streaming query.
+    if "ExistingRDD" not in plan:
         return False
     return "Shuffled" in execution.toRdd().toDebugString()
 
 
 def is_adaptive(df: DataFrame) -> bool:
-    """True if the number of partitions is unknown until earlier stages have run."""
+    """True if the number of a DataFrame's partitions is unknown until earlier stages have run."""
     return bool(df._jdf.queryExecution().executedPlan().toString().startswith("AdaptiveSparkPlan"))
 
 
 def partitions_of(df: DataFrame) -> int:
-    """Return the number of partitions; 0 if it is not known yet."""
+    """Return the number of partitions of a DataFrame; 0 if the number is not known yet."""
     return 0 if is_adaptive(df) else int(df._jdf.queryExecution().toRdd().getNumPartitions())
 
 
 def _present_order(df: DataFrame) -> Sequence[Column] | None:
-    """Return the order of each partition's rows in the plan; None if the order depends on columns that no longer
-    exist."""
+    """Return the columns by which the plan sorts each partition's rows; None if the order depends on columns that no
+    longer exist."""
     plan: Any = df._jdf.queryExecution().executedPlan()
     ordering, output = plan.outputOrdering(), plan.outputSet()
     jvm: Any = df.sparkSession._jvm

@@ -1,12 +1,13 @@
-"""The tasks of a write to a topic. Each task writes the rows of one partition and returns their numbers and queues.
+"""The tasks of a write to a topic. Each task writes the rows of one partition, and returns the number of rows per
+queue.
 
 A task's rows are written under the producer id QUERY/PARTITION, with the batch's number as epoch. So the store
-recognises the rows when the task or the whole batch is repeated (raymq.client.producer.repeatable). A failed task
-raises, and Spark repeats it. An error that no repeat can solve is returned to the driver at once, as a row.
+recognises the rows if the task or the whole batch is repeated (raymq.client.producer.repeatable). A failed task raises,
+and Spark repeats it. An error that a repeat cannot solve is returned to the driver immediately, as a row.
 
 A task holds one of Spark's Arrow batches and the producer's buffer in memory.
 
-The module also has the connection to the cluster, in the driver and in Spark's workers.
+The module also contains the connection to the cluster, for the driver and for Spark's workers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ RESULT_SCHEMA: Final = (
     "stored_before long, broker_name string, queue_topic string, queue_id int, rows long, first_offset long, "
     "end_offset long, error string, error_kind string"
 )
-"""One row per queue that got rows. A row without a queue has the number of the partition's rows, or the error."""
+"""Schema of the rows that a task returns: one row per queue that got rows. The row without a queue contains the
+partition's total number of rows, or the task's error."""
 _ARROW_SCHEMA: Final = pa.schema(
     [
         ("stored_before", pa.int64()),
@@ -60,22 +62,23 @@ _FOR_GOOD: Final = (
     NoPermissionError,
     TopicNotExistError,
 )
-"""Errors that a repeated task would meet again."""
+"""Errors that would occur again if the task were repeated."""
 
 logger = logging.getLogger(__name__)
 
 
 class Writers(Protocol):
-    """Creates the writers of a write's tasks, in Spark's workers. It is pickled for the workers."""
+    """Interface of an object that opens the writers of a write's tasks, in Spark's workers. The object is pickled for
+    the workers."""
 
     def open(self, producer_id: str, epoch: int, first_queue: int) -> RepeatableWriter: ...
 
 
 @dataclass(frozen=True)
 class TaskWrite:
-    """The write of one batch by its tasks: a function for `DataFrame.mapInArrow`.
+    """A function for `DataFrame.mapInArrow` that writes one batch; each task writes one partition.
 
-    `query`: an id that is the same in each repeat of the query. `batch`: the batch's number.
+    `query`: an id that is the same if the query is repeated. `batch`: the batch's number.
     """
 
     writers: Writers
@@ -87,7 +90,7 @@ class TaskWrite:
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         try:
-            # Each partition starts with another queue, so that partitions with few rows use all queues.
+            # The first queue depends on the partition, so that partitions with few rows use all queues together.
             with self.writers.open(f"{self.query}/{partition}", self.batch, partition) as writer:
                 for batch in batches:
                     if batch.num_rows:
@@ -113,8 +116,11 @@ def check_partition(topic: str, batches: Iterable[pa.RecordBatch]) -> Iterator[p
 
 @dataclass(frozen=True, slots=True)
 class QueueRows:
-    """Rows that a write has stored in one queue: `rows` rows at offsets from `first_offset` up to `end_offset`. Other
-    producers' messages may lie between them."""
+    """The rows that a write has stored in one queue: `rows` rows at offsets from `first_offset` up to, not including,
+    `end_offset`.
+
+    Messages of other producers may lie between these rows.
+    """
 
     queue: MessageQueue
     rows: int
@@ -124,8 +130,11 @@ class QueueRows:
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """The result of a write. All `rows` are stored: an earlier attempt stored `stored_before` of them, the others are
-    in `queues`, which are sorted. Rows with a deliver time are in the queues in which they wait."""
+    """The result of a write. All `rows` are stored. An earlier attempt stored `stored_before` of them; the others are
+    listed in `queues`, which is sorted.
+
+    Rows with a deliver time are listed under the queues in which they wait for delivery.
+    """
 
     rows: int
     stored_before: int
@@ -133,7 +142,7 @@ class WriteSummary:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> WriteSummary:
-        """Return the summary of the tasks' results. Raises the error of a task."""
+        """Add up the results of all tasks. Raises the error of a task that failed."""
         count = before = 0
         queues: dict[MessageQueue, QueueRows] = {}
         for row in rows:
@@ -175,7 +184,8 @@ def _failed(error: RaymqError, partition: int) -> dict[str, Any]:
 
 
 def _told(kind: str, text: str) -> RaymqError:
-    """Return a task's error, with its class if the class takes a text."""
+    """Rebuild a task's error from the name of its class and its text: a MessageIllegalError, or an InvalidArgumentError
+    for every other class."""
     found = getattr(errors, kind, RaymqError)
     return MessageIllegalError(text) if found is MessageIllegalError else InvalidArgumentError(text)
 
@@ -186,28 +196,33 @@ def _rows(rows: Iterable[dict[str, Any]] | Sequence[dict[str, Any]]) -> pa.Recor
 
 
 class TopicConnection(Protocol):
-    """The driver's connection to a cluster with a topic."""
+    """Interface of the driver's connection to the cluster that stores a topic."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the topic's present queues. Raises TopicNotExistError, NoPermissionError or
-        ServiceNotAvailableError."""
+        """Return the topic's present queues.
+
+        Raises TopicNotExistError, NoPermissionError, or ServiceNotAvailableError if the route is not available.
+        """
         ...
 
     def writers(self, topic: str, queues: tuple[MessageQueue, ...], now_ms: int | None) -> Writers:
-        """Return an object that creates the tasks' writers."""
+        """Return an object that opens the writers of the tasks."""
         ...
 
 
 @dataclass(frozen=True)
 class ClusterConnection(TopicConnection):
-    """The raymq of the Ray cluster to which this process is connected. `client` None: each use connects. `settings`:
-    as in ProducerSettings. Raises InvalidArgumentError."""
+    """The connection to the raymq of the Ray cluster to which this process is connected.
+
+    `client` None: each use opens a connection. `settings`: as in ProducerSettings. Raises InvalidArgumentError if a
+    setting is invalid.
+    """
 
     client: Client | None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ProducerSettings(**self.settings)  # refuses settings that tasks could not use, before any job
+        ProducerSettings(**self.settings)  # Raises before any job starts if tasks could not use the settings.
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         with nullcontext(self.client) if self.client is not None else connect() as client:
@@ -221,7 +236,7 @@ class ClusterConnection(TopicConnection):
 
 @dataclass(frozen=True)
 class ClusterWriters(Writers):
-    """Creates writers in a worker of the Ray cluster at `address`."""
+    """Opens the writers of tasks in a worker of the Ray cluster at `address`."""
 
     address: ClusterAddress
     topic: str

@@ -1,10 +1,10 @@
-"""Stores the values that a repeated batch depends on, in a file, before the batch is written.
+"""Stores the plan of a batch in a file before the batch is written. A repeated batch must use the same plan.
 
     PLACE/TOPIC/17.json    {"version": 1, "queues": "broker-a:4;broker-b:4", "time_ms": 1795378333520, "partitions": 8}
 
-PLACE is in a streaming query's checkpoint. The first driver writes the file, as Spark writes its checkpoint's files
-(CheckpointFileManager: whole or not at all, on each file system that Spark supports); other drivers read it. The file
-of a batch is deleted when its hundredth successor is planned. Spark only repeats the last batch.
+PLACE is in a streaming query's checkpoint. The first driver writes the file, like Spark writes its checkpoint's files
+(CheckpointFileManager: completely or not at all, on each file system that Spark supports). Other drivers read the file.
+The file of a batch is deleted after 100 later batches were planned. Spark repeats only the last batch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from raymq.common.protocol.route import format_order_config, parse_order_config
 
 VERSION: Final = 1
 KEPT: Final = 100
-"""The number of batches whose files are kept, as many as Spark keeps of its own files."""
+"""Number of batches whose plan files are kept. Spark keeps as many of its own files."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The values that a batch's write depends on. `queues`: the queues for the batch's rows. `time_ms`: the time in ms
-    since 1970 from which deliver times count; None if it is not fixed. `partitions`: 0 if their number is unknown."""
+    """The plan of a batch's write: the values that must not change if the batch is repeated.
+
+    `queues`: the queues for the batch's rows. `time_ms`: the time in ms since 1970 from which deliver times count; None
+    if the time is not fixed. `partitions`: the number of partitions; 0 if unknown.
+    """
 
     queues: tuple[MessageQueue, ...]
     time_ms: int | None
@@ -50,7 +53,8 @@ class WritePlan:
 
     @classmethod
     def decode(cls, topic: str, text: str, path: str) -> WritePlan:
-        """Parse the plan in the file at `path`. Raises InvalidArgumentError for a file that raymq has not written."""
+        """Decode the plan in the file at `path`, whose content is `text`. Raises InvalidArgumentError if raymq did not
+        write the file."""
         try:
             values = json.loads(text)
             if values["version"] != VERSION:
@@ -67,7 +71,8 @@ class WritePlan:
 
 
 class PlanFiles:
-    """The plans of one query's writes to one topic, in directory `place` of a file system that Spark supports."""
+    """The plan files of one query's writes to one topic, in directory `place` of a file system that Spark
+    supports."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._jvm: Any = spark._jvm
@@ -77,8 +82,8 @@ class PlanFiles:
         self._files = getattr(companion, "MODULE$").create(self._path(place), conf)
 
     def fix(self, topic: str, batch: int, planned: WritePlan) -> WritePlan:
-        """Return the plan of a batch: the first plan that was written, which may be `planned`. On return it is on
-        disk."""
+        """Store `planned` as the plan of a batch unless a plan is already stored. Returns the stored plan, which is
+        durable on return."""
         path = f"{self._place}/{batch}.json"
         if not self._files.exists(self._path(path)):
             self._files.mkdirs(self._path(self._place))
@@ -97,7 +102,8 @@ class PlanFiles:
             stream.close()
         except Py4JJavaError:
             stream.cancel()
-            if not self._files.exists(self._path(path)):  # another driver wrote its plan first, and that plan counts
+            # If the file exists, another driver wrote its plan first, and that plan is used.
+            if not self._files.exists(self._path(path)):
                 raise
 
     def _read(self, path: str) -> str:

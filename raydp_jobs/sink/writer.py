@@ -1,10 +1,11 @@
-"""Writes DataFrames to a topic: `write_topic` for one DataFrame, `topic_sink` for the batches of a streaming query.
+"""Writes DataFrames to a topic: `write_topic` writes one DataFrame, `topic_sink` writes the batches of a streaming
+query.
 
     driver    check columns ▶ fix queues, time and partitions (plans.py) ▶ sort if the order is not fixed ▶ one job
     tasks     Arrow batches ▶ RepeatableWriter ▶ a row per queue, which the driver adds up (partitions.py)
 
-The key (query, batch, partition, number) identifies a row, which is stored once. Query and partition are the producer
-id, the batch is the epoch, and the number determines queue and sequence.
+A row is identified by query, batch, partition and row number, and is stored once. Query and partition form the producer
+id, the batch is the epoch, and the row number determines queue and sequence.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from raymq.common.names import check_user_topic
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
-"""Spark uses the run's id as the job group of a streaming query's jobs."""
+"""Name of the job property that contains a streaming query's run id. Spark uses the run id as the job group of the
+query's jobs."""
 _QUERIES_MAX: Final = 1000
-"""The most queries of this process whose last batch is remembered."""
+"""Maximum number of streaming queries whose last batch this process remembers."""
 _NAME: Final = re.compile("[A-Za-z0-9_-]*")
 
 Progress = Callable[[int, WriteSummary], object]
@@ -64,24 +66,23 @@ def write_topic(
 
     Columns: `body` (binary or string); optional, and null if a row has none: `tags` (string), `keys` (string or array
     of strings), `properties` (map of string to string), `sharding_key` (string or whole number), `deliver_time`
-    (timestamp). Rows of a partition with one sharding key go to one queue in order; other rows go to all queues in
-    turn. Executors write the partitions in parallel; no row passes through the driver.
+    (timestamp). Rows of a partition with the same sharding key are sent to one queue, in order; other rows are sent to
+    all queues in turn. Executors write the partitions in parallel; no row passes through the driver.
 
-    If Spark repeats a task, or runs it twice, each row is still stored once. With `write_id`, a text that names this
-    write, the same holds for a repeat of the whole write, even in another process, if `df` then has the same rows in
-    the same partitions. `plan_location`, a directory on a file system that Spark supports, stores the topic's queues
-    and the time of the first attempt for repeats. Without it, the topic must not get queues before the repeat, and no
-    `deliver_time` may be more than a day ahead.
+    If Spark repeats a task, or runs it twice, each row is still stored once. `write_id` is a text that names this
+    write. With `write_id`, each row is also stored once if the whole write is repeated, even in another process, as
+    long as `df` has the same rows in the same partitions. `plan_location`, a directory on a file system that Spark
+    supports, stores the topic's queues and the time of the first attempt for repeats. Without `plan_location`, the
+    topic must not get more queues before the repeat, and no `deliver_time` may be more than a day ahead.
 
-    `sort`: rows after an exchange (a join, an aggregation, a repartition) have another order each time. "auto" sorts
-    such rows within their partition, "always" sorts all rows, "never" none (your rows have a fixed order).
-    `check_first` reads `df` twice: first to check its rows; otherwise an illegal row ends the write in the middle.
-    `settings` are as in ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
+    `sort`: rows after an exchange (a join, an aggregation, a repartition) have a different order each time. "auto"
+    sorts such rows within their partition, "always" sorts all rows, "never" sorts no rows (use this if your rows have a
+    fixed order). `check_first` reads `df` twice, the first time to check its rows; otherwise an illegal row ends the
+    write in the middle. `settings` are as in ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `compression` ….
 
     Before any job, raises InvalidArgumentError for columns and options, TopicNotExistError, NoPermissionError. Later
     raises MessageIllegalError for a row (too large, empty body …), and ServiceNotAvailableError if a broker did not
-    return or did not answer while Spark repeated each task several times. After a later error a part of the rows is
-    stored.
+    answer while Spark repeated each task several times. After such a later error a part of the rows is stored.
     """
     if df.isStreaming:
         raise InvalidArgumentError(
@@ -117,14 +118,15 @@ def topic_sink(
             .option("checkpointLocation", path).outputMode("update").start()
         )
 
-    Trigger, output mode and checkpoint are the query's. Columns, errors, `sort`, `check_first` and `settings` are as
-    for `write_topic`. A repeated batch, even after a restart from the checkpoint, adds no row that is already stored: a
-    row is identified by the query's id, which is in the checkpoint, the batch, the partition and the row's number.
+    The query determines trigger, output mode and checkpoint. Columns, errors, `sort`, `check_first` and `settings` are
+    as for `write_topic`. A repeated batch, even after a restart from the checkpoint, adds no row that is already
+    stored. A row is identified by the query's id, which is in the checkpoint, the batch, the partition and the row's
+    number.
 
     The topic's queues, the number of partitions and the time are fixed per batch in `raymq-sink/` of the checkpoint, or
     in `plan_location`. A query that the default SparkSession did not start needs `plan_location`. `on_batch` is called
-    with the batch's number and the WriteSummary of each stored batch. A query that writes to one topic twice gives each
-    of its sinks another `name`.
+    with the batch's number and the WriteSummary of each stored batch. If a query has several sinks for one topic, each
+    sink needs another `name`.
     """
     check_user_topic(topic)
     if not _NAME.fullmatch(name):
@@ -134,15 +136,15 @@ def topic_sink(
 
 
 class _BatchWrite:
-    """Writes batches to one topic."""
+    """Writes the batches of DataFrames to one topic."""
 
     def __init__(self, connection: TopicConnection, topic: str, sort: Sort, *, check_first: bool) -> None:
         self.topic = topic
         self._connection, self._sort, self._check_first = connection, sort, check_first
 
     def write(self, df: DataFrame, query: str, batch: int, place: str | None, *, fixes_time: bool) -> WriteSummary:
-        """Write the rows of a batch of `query`, and store its plan in directory `place`. `fixes_time`: deliver times
-        count from now on, even without a place."""
+        """Write the rows of a batch of `query`, and store the batch's plan in directory `place`. `fixes_time`: deliver
+        times count from now on, even if `place` is None."""
         check_columns(df)
         rows = in_fixed_order(df, self._sort)
         now_ms = time.time_ns() // 1_000_000
@@ -174,13 +176,13 @@ class _StreamWrite:
 
     _lock: Final = threading.Lock()
     _written: Final[dict[tuple[str, str, str], tuple[str, int]]] = {}
-    """The run and the last written batch in this process, by query, topic and name."""
+    """By query, topic and sink name: the run id, and the last batch that this process has written."""
 
     def __init__(self, write: _BatchWrite, name: str, place: str | None, on_batch: Progress | None) -> None:
         self._write, self._name, self._place, self._on_batch = write, name, place, on_batch
 
     def __call__(self, df: DataFrame, batch: int) -> None:
-        """Write a batch."""
+        """Write a batch of the streaming query to the topic."""
         query, run = _present_query(df)
         self._refuse_second(query, run, batch)
         root = self._place if self._place is not None else f"{_checkpoint_of(query)}/raymq-sink"
@@ -194,8 +196,8 @@ class _StreamWrite:
             self._on_batch(batch, summary)
 
     def _refuse_second(self, query: str, run: str, batch: int) -> None:
-        """Raise ClientStateError if this run has already written the batch to the topic. A failed batch may be
-        repeated."""
+        """Raise ClientStateError if this run of the query has already written the batch to the topic. A batch that
+        failed may be repeated."""
         with self._lock:
             if self._written.get((query, self._write.topic, self._name)) == (run, batch):
                 raise ClientStateError(
@@ -209,12 +211,12 @@ def _check(topic: str, batches: Any) -> Any:
 
 
 def _short(query: str, topic: str) -> str:
-    """Return the query's part of the producer ids. It is short, because each record contains it."""
+    """Return a short id of the query for its producer ids. The id is short because each record contains it."""
     return hashlib.blake2b(f"{query}\n{topic}".encode(), digest_size=8).hexdigest()
 
 
 def _present_query(df: DataFrame) -> tuple[str, str]:
-    """Return the ids of the streaming query with the batch `df`, and of its run."""
+    """Return the id of the streaming query whose batch is `df`, and the id of the query's run."""
     context = df.sparkSession.sparkContext
     query, run = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     if not query:
@@ -237,8 +239,8 @@ def _checkpoint_of(query: str) -> str:
 
 
 def _collect(df: DataFrame) -> WriteSummary:
-    """Run the job, and add up its tasks' results. If Spark gives a task up, raises the task's error of raymq, if there
-    is one."""
+    """Run the Spark job of a write, and add up the results of its tasks. If the job fails because of an error of raymq
+    in a task, raise that error."""
     try:
         rows = df.collect()
     except (PySparkException, Py4JJavaError) as error:

@@ -1,8 +1,9 @@
-"""Asks Spark to run tasks on the node with the disk that they read, if an executor there is free.
+"""Assigns preferred hosts to Spark tasks, so that a task runs on the node whose disk it reads, if an executor there is
+free.
 
-RayDP's executors have their node's IP address as their host. So a broker group's host is the address of the Ray node
-with its master's storage actor. Spark waits `spark.locality.wait` for a free core there, then uses another executor,
-which reads over a lane.
+The host name of a RayDP executor is its node's IP address. So a broker group's host is the address of the Ray node with
+the master's storage actor. Spark waits `spark.locality.wait` for a free core on that node, then uses another executor,
+which reads over a lane (direct socket connection).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _SCHEMA: Final = '{"type":"struct","fields":[{"name":"partition","type":"integer
 
 
 def preferred_hosts(routes: RouteSource, partitions: Iterable[ScanPartition]) -> list[list[str]]:
-    """Return the preferred hosts of each partition: none, or the host of its broker group's master."""
+    """Return the preferred hosts of each partition: the host of the master of its broker group, or an empty
+    list."""
     nodes: dict[str, str] = {}
     places = []
     for partition in partitions:
@@ -38,17 +40,20 @@ def node_hosts() -> Mapping[str, str]:
 
 
 def numbered_partitions(spark: SparkSession, hosts: Sequence[Sequence[str]]) -> DataFrame:
-    """Return a DataFrame with a partition for each of `hosts`, on one of these hosts if there are any. Its one row has
-    the partition's number."""
+    """Return a DataFrame with one partition for each list of `hosts`, preferably on one of these hosts. Each partition
+    has one row: the partition's number."""
     return placed_rows(spark, spark._jsparkSession.parseDataType(_SCHEMA), list(enumerate(hosts)))
 
 
 def placed_rows(spark: SparkSession, schema: Any, rows: Sequence[tuple[object, Sequence[str]]]) -> DataFrame:
-    """Return a DataFrame with a partition for each of `rows`, of one value, on one of the row's hosts if there are any.
-    `schema`: a schema of the JVM with one column."""
+    """Return a DataFrame with one partition for each of `rows`: a value, and the preferred hosts of the value's
+    partition.
+
+    `schema`: a JVM schema with one column.
+    """
     context, jvm = spark.sparkContext, spark.sparkContext._jvm
     assert jvm is not None
-    # Looking up a class of the JVM costs several calls of Py4J, 0.3 ms each: once, not for each row.
+    # Look up the JVM's classes once, not for each row: a lookup costs several Py4J calls of 0.3 ms each.
     new_list, new_pair, new_row = jvm.java.util.ArrayList, jvm.scala.Tuple2, jvm.org.apache.spark.sql.RowFactory.create
     to_seq, any_object = jvm.org.apache.spark.api.python.PythonUtils.toSeq, jvm.java.lang.Object
 

@@ -1,7 +1,7 @@
-"""Reports offsets that tasks left out because their messages were deleted, in the driver's log, with a Spark
-accumulator.
+"""Logs, in the driver, the offsets that tasks left out because their messages were deleted. A Spark accumulator carries
+the offsets.
 
-The driver gets a task's losses when the task has succeeded. If Spark runs a task twice, the losses are reported twice.
+The driver gets a task's losses after the task has succeeded. If Spark runs a task twice, the losses are logged twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def count_losses(spark: SparkSession) -> Accumulator[list[OffsetRange]]:
-    """Create an accumulator for the ranges that tasks leave out. The driver logs a warning for each added range."""
-    parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)  # Spark duck-types an AccumulatorParam
+    """Create an accumulator for the offset ranges that tasks leave out. The driver logs a warning for each
+    added range."""
+    # Any: Spark accepts any object with these two attributes
+    parameter: Any = SimpleNamespace(zero=_none, addInPlace=_tell)
     accumulator: Accumulator[list[OffsetRange]] = spark.sparkContext.accumulator([], parameter)
     return accumulator
 
@@ -31,7 +33,7 @@ def _none(value: list[OffsetRange]) -> list[OffsetRange]:
 
 
 def _tell(before: list[OffsetRange], lost: list[OffsetRange]) -> list[OffsetRange]:
-    if TaskContext.get() is not None:  # runs in a task, which collects the ranges for the driver
+    if TaskContext.get() is not None:  # In a task, only collect the ranges, for the driver.
         return [*before, *lost]
     for one in lost:
         logger.warning(

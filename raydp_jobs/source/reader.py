@@ -1,11 +1,13 @@
-"""A topic as a DataFrame: its queues' ranges, one Spark partition each, read by Python workers in the executors.
+"""Reads topics as a DataFrame: each Spark partition has offset ranges of the topics' queues, which Python workers read
+in the executors.
 
     driver      plans the ranges (raymq.client.scan.ranges), so that every option is checked before a Spark job runs
     executor    a Python worker connects to the cluster once in its life, then for each range:
                 mapped files or the storage actor → record bytes → Arrow columns → Spark
 
-The plan is fixed when the DataFrame is created: reading it again reads the same offsets. The driver sends only numbers
-and names to the workers; object references would not work, because a worker has its own Ray connection.
+The plan is fixed when the DataFrame is created: if the DataFrame is read again, the same offsets are read. The driver
+sends only numbers and names to the workers. Ray object references would not work, because a worker has its own Ray
+connection.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ SPARK_SCHEMA: Final = StructType(
         StructField("message_id", _TEXT),
     ]
 )
-"""The columns of `read_topic`. A queue is `broker_name` and `queue_id` together."""
+"""The default columns of `read_topic`. `broker_name` and `queue_id` together identify a queue."""
 MORE_SPARK_COLUMNS: Final = StructType(
     [
         StructField("reconsume_times", IntegerType()),
@@ -66,13 +68,14 @@ MORE_SPARK_COLUMNS: Final = StructType(
         StructField("error", _TEXT),
     ]
 )
-"""The columns that `read_topic` returns only if their names are requested, as in raymq.records.kernels.columns."""
+"""Additional columns of `read_topic`, which it returns only if their names are requested
+(raymq.records.kernels.columns)."""
 _FIELDS: Final = {field.name: field for field in (*SPARK_SCHEMA, *MORE_SPARK_COLUMNS)}
 
 _MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
 
 SMALL_COLUMNS_BYTES: Final = 256
-"""The most bytes that a message counts for in a partition of a read without `body`."""
+"""Maximum number of bytes that a message counts for when partitions are planned for a read without `body`."""
 
 
 @checked
@@ -90,23 +93,23 @@ def read_topic(
     client: Client | None = None,
     **options: Unpack[ScanOptions],
 ) -> DataFrame:
-    """Read the messages of topics, between two offsets of each of their queues, as a DataFrame.
+    """Read the messages of topics as a DataFrame, between two offsets of each queue.
 
-    `columns`: by default `SPARK_SCHEMA`; else some columns of it and of `MORE_SPARK_COLUMNS`. A query without `body` is
-    several times faster with `columns` that omit it. `options` are as in `plan_ranges`, as in Spark's Kafka source;
-    offsets per queue are ``{"broker-a": {"0": 12, "1": -2}}`` or the same as JSON, with -2 for earliest and -1 for
-    latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a subscription, ``"paid ||
-    refunded"``, and `expression` by properties, ``raymq.sql("price > 5")``, both before a body is read.
+    `columns`: by default `SPARK_SCHEMA`; else columns of `SPARK_SCHEMA` and `MORE_SPARK_COLUMNS`. A query that does not
+    use `body` is several times faster if `columns` omits `body`. `options` are as in `plan_ranges` and in Spark's Kafka
+    source; offsets per queue are ``{"broker-a": {"0": 12, "1": -2}}``, or the same as JSON, with -2 for earliest and -1
+    for latest. ``"latest"`` is the end at the moment of this call. `tags` filters like a subscription, ``"paid ||
+    refunded"``, and `expression` by properties, ``raymq.sql("price > 5")``; both filter before a body is read.
 
     A message that cannot be read has a null `body`, and the column `error` has the reason; with `unreadable` "raise"
-    the job fails with BodyUnreadableError. Partitions have about `partition_bytes` bytes of records, and are
-    `min_partitions` at least. `client`: the result of `raymq.connect()`; without it, a connection is opened for the
+    the job fails with BodyUnreadableError. Partitions have about `partition_bytes` bytes of records; there are at least
+    `min_partitions` partitions. `client`: the result of `raymq.connect()`; without it, a connection is opened for the
     plan.
 
-    Order holds within a queue and partition. Raises like `plan_ranges`, `plan_partitions` and `Subscription.parse`,
-    before any Spark job. With `fail_on_data_loss` a job fails if messages of the plan were deleted before their read;
-    without it, the job leaves these messages out, and a warning in the driver's log (`raydp_jobs.source.losses`) names
-    them.
+    The order of messages is kept within a queue and partition. Raises like `plan_ranges`, `plan_partitions` and
+    `Subscription.parse`, before any Spark job. With `fail_on_data_loss` a job fails if messages of the plan were
+    deleted before they were read. Without it, the job leaves these messages out, and a warning in the driver's log
+    (`raydp_jobs.source.losses`) names their offsets.
     """
     wanted = Subscription.parse("any", tags).tags
     sql = text_of(expression)
@@ -149,8 +152,11 @@ def read_topic(
 
 
 def spark_schema(columns: Sequence[str] | None = None) -> StructType:
-    """Return SPARK_SCHEMA, or these `columns` of it and of MORE_SPARK_COLUMNS, in this order. Raises
-    InvalidArgumentError for unknown columns."""
+    """Return SPARK_SCHEMA; with `columns`, the schema of these columns of SPARK_SCHEMA and MORE_SPARK_COLUMNS, in this
+    order.
+
+    Raises InvalidArgumentError for unknown columns.
+    """
     return StructType([_FIELDS[name] for name in schema_with("binary", columns).names])
 
 
@@ -166,8 +172,11 @@ def read_ranges(
     unreadable: Unreadable = "null",
     creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of some ranges in a Spark worker, as Spark takes them. Empty `tags`, and an empty `sql`, mean
-    all messages. `on_loss` is called with each range of lost messages. `creations`: as for `open_ranges`."""
+    """Read the messages of offset ranges in a Spark worker, as Arrow batches that Spark accepts.
+
+    Empty `tags`, and an empty `sql`, mean all messages. `on_loss` is called with each range of lost messages.
+    `creations`: as for `open_ranges`.
+    """
     client = worker_client(address)
     schema = _arrow_schema(columns)
     batches = open_ranges(
@@ -188,8 +197,8 @@ def read_ranges(
 
 
 def _arrow_schema(columns: Sequence[str] | None) -> pa.Schema:
-    """Return the columns of raymq.records.kernels.columns with the types of bodies and timestamps that Spark
-    accepts."""
+    """Return the Arrow schema of the given columns (raymq.records.kernels.columns), with types of bodies and timestamps
+    that Spark accepts."""
     return pa.schema(
         [
             field.with_type(_MICROSECONDS) if pa.types.is_timestamp(field.type) else field

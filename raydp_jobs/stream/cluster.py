@@ -1,11 +1,11 @@
-"""The cluster of a streaming source: its queues, their bounds, and the commits of finished offsets.
+"""The cluster of a streaming source: finds the topics' queues and their bounds, and commits finished offsets.
 
-Separate threads look for queues and ask broker groups for bounds. So a broker group that does not answer does not delay
-a query that has messages elsewhere.
+Separate threads search for queues and request bounds from broker groups. So a broker group that does not answer does
+not delay a query that has messages in other broker groups.
 
-A query's finished offsets are committed to a consumer group, so that `raymq group describe` shows the query's lag. They
-are only for display: a query continues from its checkpoint, whatever the group's offsets are. A query is not a member
-of the group, so its commits fence no consumer; members of the group should not exist.
+A query's finished offsets are committed to a consumer group, so that `raymq group describe` shows the query's lag. The
+committed offsets are only for display: a query continues from its checkpoint, and ignores the group's offsets. A query
+is not a member of the group, so its commits fence no consumer. The group should have no members.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from raymq.common.retry import left_s
 from raymq.remoting.namespaced_routes import NamespacedRoutes
 
 DISCOVERY_INTERVAL_S: Final = 5.0
-"""The time between two searches for new queues, and for new topics that match a pattern."""
+"""Interval in seconds between two searches for new queues, and for new topics that match a pattern."""
 DELETED_AFTER_S: Final = 30.0
-"""A topic that no NameServer has reported for this time counts as deleted."""
+"""Time in seconds after which a topic counts as deleted if no NameServer has reported it."""
 ANSWER_TIMEOUT_S: Final = 1.0
-"""How long a batch waits for the bounds of each broker group. Then the batch is planned without the group."""
+"""Maximum time in seconds that a batch waits for the bounds of each broker group. After this time the batch is planned
+without the broker group."""
 ASKING_THREADS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
@@ -55,8 +56,10 @@ class TopicChoice:
     pattern: str | None = None
 
     def now(self, source: ScanSource) -> list[str]:
-        """Return the names, or the topics that match the pattern now, which may be none. Raises IllegalNameError or
-        InvalidArgumentError."""
+        """Return the named topics, or the topics that match the pattern now; may be empty for a pattern.
+
+        Raises IllegalNameError or InvalidArgumentError if a name or the pattern is invalid.
+        """
         try:
             return select_topics(source, self.topic, self.pattern)
         except TopicNotExistError:
@@ -74,10 +77,10 @@ class TopicChoice:
 
 
 class TopicCluster(StreamCluster):
-    """The topics of `choice` in the cluster, for the queries of one DataFrame.
+    """The cluster with the topics of `choice`, for all queries of one streaming DataFrame.
 
-    `starting`: the starting_… options. `group`: the consumer group that gets finished offsets. `client`: a connection
-    to use; without it, a connection is opened when it is needed, and closed with the last query.
+    `starting`: the starting_… options. `group`: the consumer group to which finished offsets are committed. `client`: a
+    connection to use; without it, a connection is opened when it is needed, and closed with the last query.
     """
 
     def __init__(
@@ -102,8 +105,11 @@ class TopicCluster(StreamCluster):
         self._missing_since_s: dict[str, float] = {}
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return the queues that were found at most DISCOVERY_INTERVAL_S ago, or last if NameServers do not answer. The
-        first call waits for the queues. It raises TopicNotExistError if a named topic does not exist."""
+        """Return the topics' queues, found at most DISCOVERY_INTERVAL_S ago; if NameServers do not answer, the queues
+        found last.
+
+        The first call waits until the queues are found. It raises TopicNotExistError if a named topic does not exist.
+        """
         with self._lock:
             connection = self._connected()
             if self._looked_s == float("-inf"):
@@ -153,7 +159,8 @@ class TopicCluster(StreamCluster):
         return starts
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """Return the queues of topics that no longer match the choice, or that were not found for DELETED_AFTER_S."""
+        """Return the ones of `queues` whose topic no longer matches the choice, or was not found for
+        DELETED_AFTER_S."""
         with self._lock:
             there, now_s = {queue.topic for queue in self._known}, self._clock()
             for topic in there & self._missing_since_s.keys():
@@ -199,7 +206,10 @@ class TopicCluster(StreamCluster):
     def _answer(
         self, broker_name: str, answer: Future[Mapping[MessageQueue, QueueBounds]], needed: bool
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds that a broker group has answered; empty if the request is still running or has failed."""
+        """Return the bounds that a broker group has answered; empty if the request is still running or has failed.
+
+        With `needed`, a failure is raised instead.
+        """
         if not answer.done():
             problem = f"no answer in {ANSWER_TIMEOUT_S:g} s"
         else:
@@ -221,7 +231,11 @@ class TopicCluster(StreamCluster):
         return {}
 
     def _look(self, connection: _Connection, *, tolerant: bool) -> list[MessageQueue]:
-        """Return the queues of the topics that exist now."""
+        """Return the queues of the topics that exist now.
+
+        If no topic pattern is given and a named topic does not exist, raises TopicNotExistError, or leaves the topic
+        out if `tolerant`.
+        """
         found: list[MessageQueue] = []
         for topic in self._choice.now(connection.queues):
             try:
@@ -236,7 +250,7 @@ class TopicCluster(StreamCluster):
             return self._connected().queues
 
     def _connected(self) -> _Connection:
-        """Return the connection. The caller holds the lock."""
+        """Return the connection to the cluster, and open it if necessary. The caller holds the lock."""
         if self._connection is None:
             self._connection = _Connection(self._client if self._client is not None else connect())
         return self._connection
@@ -251,22 +265,22 @@ class _Connection:
         self.pool = ThreadPoolExecutor(ASKING_THREADS_MAX, "stream-asks")
 
     def close(self, keep: Client | None) -> None:
-        """End the threads, and the client unless it is `keep`. Running calls end by themselves."""
+        """Stop the threads, and close the client unless it is `keep`. Running calls finish normally."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.client is not keep:
             self.client.close()
 
 
 COMMIT_BUDGET_S: Final = 5.0
-"""The time that a commit may take from the query. The next commit replaces a failed one."""
+"""Maximum time in seconds that a commit may delay the query. The next commit replaces a failed commit."""
 COMMIT_PAUSE_S: Final = 1.0
 NOT_A_MEMBER: Final = 0
-"""The generation of a commit that neither fences other commits nor is fenced."""
+"""The generation of a commit by a non-member. Such a commit fences no other commit, and is not fenced itself."""
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class GroupCommits:
-    """Commits offsets for one group, which is created if it does not exist. Not thread-safe."""
+    """Commits offsets for one consumer group, and creates the group if it does not exist. Not thread-safe."""
 
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._offsets, self._clock = GroupOffsets(check_group(group)), clock
@@ -274,7 +288,7 @@ class GroupCommits:
         self._try_again_s = float("-inf")
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit the offset of the next message of each queue. The offset may move back, because the group shows the
+        """Commit the offset of the next message of each queue. A committed offset may move back, because it shows the
         query's position.
 
         Returns False, with a logged warning, if the brokers could not commit all offsets within COMMIT_BUDGET_S.
@@ -295,14 +309,14 @@ class GroupCommits:
                 self._try({queue: offsets[queue] for queue in reset}, deadline_s)
         except RaymqError as error:
             logger.warning("group %s: offsets are not committed yet: %s", self._offsets.group, error)
-            self._versions.clear()  # the group may have been deleted
+            self._versions.clear()  # Forget the reset versions, because the group may have been deleted.
             self._try_again_s = self._clock() + COMMIT_PAUSE_S
             return False
         return True
 
     def _try(self, offsets: Mapping[MessageQueue, int], deadline_s: float) -> set[MessageQueue]:
         """Commit, and return the queues that were not committed because their offset was reset. Their reset versions
-        are known now."""
+        are remembered for the next attempt."""
         commits = {
             queue: OffsetCommit(offset, NOT_A_MEMBER, self._versions[queue], backwards=True)
             for queue, offset in offsets.items()

@@ -1,7 +1,8 @@
-"""Decides where the next batch of a streaming query ends, and what each task of a batch reads.
+"""Plans the batches of a streaming query: where the next batch ends, and what each task of a batch reads.
 
-The module uses no Spark, no cluster and no clock. Its inputs are the end of the previous batch and the queues' bounds,
-its output is StreamOffsets. The parts of a batch depend only on the StreamOffsets of its beginning and its end.
+The module uses no Spark, no cluster and no clock. Its inputs are the end of the previous batch and the queues' bounds;
+its output is StreamOffsets. The division of a batch into tasks depends only on the StreamOffsets at the batch's
+beginning and end.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 TASK_MIN_MESSAGES = 2_000
-"""The fewest messages that are worth a separate Spark task."""
+"""Minimum number of messages for a separate Spark task."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The options that bound a batch.
+    """The options that limit a batch.
 
-    `max_offsets`: the most offsets in a batch. `min_offsets`: the fewest offsets of a batch, until the longest delay
-    has passed. `min_partitions`: the least number of Spark partitions. `parallelism`: the number of tasks that run at
-    one time; a large batch is divided among them. `fail_on_data_loss`: lost messages are an error, else they are left
-    out.
+    `max_offsets`: maximum number of offsets in a batch. `min_offsets`: minimum number of offsets in a batch, until the
+    longest delay has passed. `min_partitions`: minimum number of Spark partitions. `parallelism`: number of tasks that
+    run at the same time; a large batch is divided among them. `fail_on_data_loss`: if True, lost messages are an error;
+    if False, they are left out.
     """
 
     max_offsets: int | None = None
@@ -56,7 +57,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class LostOffsets:
-    """Offsets of a queue that the query should have read and never will: [`start_offset`, `end_offset`).
+    """A range of a queue's offsets that the query can no longer read: [`start_offset`, `end_offset`).
 
     `anew`: the queue's topic was deleted and created again, so offsets from `start_offset` on belong to an older topic.
     """
@@ -74,7 +75,8 @@ class LostOffsets:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The end of the next batch, and the lost messages that it leaves out. `offsets` None: there is nothing to read."""
+    """The end of the next batch, and the lost messages that the batch leaves out. If `offsets` is None, there is
+    nothing to read."""
 
     offsets: StreamOffsets | None
     lost: tuple[LostOffsets, ...] = ()
@@ -90,19 +92,20 @@ def plan_batch(
     patient: bool = False,
     creations: Creations = NO_CREATIONS,
 ) -> BatchPlan:
-    """Plan the batch after `previous` in the queues of `bounds`. `previous` None: the query's first batch, which always
-    exists.
+    """Plan the batch after `previous` in the queues of `bounds`. If `previous` is None, plan the query's first batch,
+    which exists even if it has no messages.
 
-    A queue that `previous` does not contain begins at its offset in `starts`, which may be EARLIEST or LATEST, else at
-    its first message. A queue that `bounds` does not contain, because its broker group does not answer or its topic was
-    deleted, keeps its offset. `until`: the batch reads no offsets from these on, and no other queues. `patient`: a
-    batch of fewer messages than `limits.min_offsets` is postponed. `creations`: the creation ids of the topics, read
-    after `bounds`.
+    A queue that `previous` does not contain begins at its offset in `starts`, which may be EARLIEST or LATEST, or
+    without a start at its first message. A queue that `bounds` does not contain, because its broker group does not
+    answer or its topic was deleted, keeps its offset. `until`: end offsets by queue, at which the batch stops; queues
+    that `until` lacks are not read. `patient`: postpone a batch of fewer messages than `limits.min_offsets`.
+    `creations`: the creation ids of the topics, read after `bounds`.
 
     With `limits.fail_on_data_loss`, raises DataLossError for deleted offsets, and for a topic that was created again
-    since `previous`, because its offsets mean other messages; raises OffsetOutOfRangeError for a start beyond a queue's
-    end. Without it, such a queue continues as in RocketMQ's consumers: at its first offset if older messages were
-    deleted or the queue started again at 0, else at its end. A topic that was created again is read from its beginning.
+    since `previous`, because the topic's offsets now mean other messages. Also raises OffsetOutOfRangeError for a start
+    beyond a queue's end. Without `limits.fail_on_data_loss`, such a queue continues as in RocketMQ's consumers: at its
+    first offset if older messages were deleted or the queue started again at 0, else at its end. A topic that was
+    created again is read from its beginning.
     """
     known = previous.offsets if previous is not None else {}
     begins: dict[MessageQueue, int] = {}
@@ -143,7 +146,8 @@ def forget_queues(previous: StreamOffsets, queues: Sequence[MessageQueue]) -> St
 
 
 def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[OffsetRange]:
-    """Return the ranges of the batch that ends at `end`, sorted by queue. `previous`: the end of the previous batch."""
+    """Return the offset ranges of the batch that ends at `end`, sorted by queue. `previous`: the end of the previous
+    batch."""
     known = previous.offsets if previous is not None else {}
     return [
         OffsetRange(*_names(queue), start, end.offsets[queue])
@@ -153,7 +157,7 @@ def batch_ranges(previous: StreamOffsets | None, end: StreamOffsets) -> list[Off
 
 
 def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list[ScanPartition]:
-    """Return the parts of the batch, one for each Spark partition. Equal arguments always give equal parts."""
+    """Divide a batch into one part per Spark partition. Equal arguments always give equal parts."""
     ranges = batch_ranges(previous, end)
     per_part = -(-sum(one.size for one in ranges) // end.partitions)
     return plan_partitions(
@@ -162,7 +166,8 @@ def batch_partitions(previous: StreamOffsets | None, end: StreamOffsets) -> list
 
 
 class _Counts:
-    """Reports one byte per message, so that parts depend on numbers of messages, which do not change."""
+    """A size estimate that counts each message as one byte. So the division of a batch depends only on numbers of
+    messages, which do not change."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
         return [[one.size] for one in ranges]
@@ -174,13 +179,14 @@ def _offsets_after(
     ranges: Sequence[OffsetRange],
     limits: BatchLimits,
 ) -> StreamOffsets:
-    """Return the end of a batch of `ranges`, in queues that begin at `begins`."""
+    """Return the end of a batch that reads `ranges`. `begins`: the offset at which the batch begins in each
+    queue."""
     offsets = dict(previous.offsets) if previous is not None else {}
     starts: dict[MessageQueue, int] = {}
     ends = {one.queue: one.end_offset for one in ranges}
     for queue, begin in begins.items():
-        # A new queue without messages in this batch is still new in the next one. The first batch fixes the beginnings
-        # of all queues.
+        # A new queue without messages in this batch is left out, and is still new in the next batch. But the first
+        # batch of a query includes all queues, to fix their first offsets.
         if previous is not None and queue not in offsets and queue not in ends:
             continue
         if offsets.get(queue) != begin:
@@ -196,7 +202,7 @@ def _names(queue: MessageQueue) -> tuple[str, str, int]:
 
 
 def _begin(queue: MessageQueue, bounds: QueueBounds, start: int, *, fail_on_data_loss: bool) -> int:
-    """Return the offset at which a queue begins that is new to the query."""
+    """Return the offset at which the query begins to read a new queue."""
     if start == LATEST:
         return bounds.max_offset
     return bounded_range(queue, bounds, start, LATEST, fail_on_data_loss=fail_on_data_loss).start_offset
@@ -211,7 +217,7 @@ def _loss(queue: MessageQueue, position: int, bounds: QueueBounds) -> LostOffset
 
 
 def _go_on(position: int, bounds: QueueBounds) -> int:
-    """Return the offset at which the query continues in a queue that no longer has `position`."""
+    """Return the offset at which the query continues in a queue that does not contain `position`."""
     return bounds.min_offset if position < bounds.min_offset or not bounds.min_offset else bounds.max_offset
 
 

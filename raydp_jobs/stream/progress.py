@@ -6,23 +6,24 @@ On disk
      "starts":{},"tags":"paid","version":1}, in one line
     CHECKPOINT/commits/17       Spark writes it after batch 17
 
-Batch 17 has the messages of each queue from its offset in file 16 up to, not including, its offset in file 17. `starts`
-names the queues whose part begins elsewhere: all queues in batch 0, later new queues and queues that have lost
-messages. `partitions` and `tags` belong to the plan, so batch 17 always has the same rows in the same Spark partitions,
-whatever options a restarted query has. `creations` distinguishes a topic from a later one of the same name, whose
-offsets mean other messages. Files of older versions have no `creations`, and continue as before. The size is two
-numbers per queue and a text per topic and broker group, independent of the number of messages. Spark deletes old files
-(spark.sql.streaming.minBatchesToRetain).
+Batch 17 has the messages of each queue from the queue's offset in file 16 up to, not including, its offset in file 17.
+`starts` has the first offsets of queues whose range begins elsewhere: all queues in batch 0, later new queues and
+queues that have lost messages. `partitions` and `tags` are part of the plan, so batch 17 always has the same rows in
+the same Spark partitions, even if a restarted query has other options. `creations` distinguishes a topic from a later
+topic of the same name, whose offsets mean other messages. Files of older versions have no `creations`, and remain
+valid. A file contains two numbers per queue and a text per topic and broker group; its size does not depend on the
+number of messages. Spark deletes old files (spark.sql.streaming.minBatchesToRetain).
 
 After a crash
     before offsets/17 exists        the batch was never planned: it is planned again, with the bounds of that moment
     then, before commits/17         Spark runs batch 17 again from this file: the same rows
     after commits/17                the next batch begins at these offsets
 
-If two drivers use one checkpoint, one of them creates the file, as a whole or not at all; Spark ends the other's query.
+If two drivers use one checkpoint, only one of them can create the file, completely or not at all. Spark ends the query
+of the other driver.
 
-The module also has the progress of a streaming query over topics: offsets, messages and lag, as values that print as
-JSON. Spark's own progress contains them (`query.lastProgress["sources"]`), with the metrics of this module.
+The module also contains the progress of a streaming query over topics: offsets, messages and lag, as values that print
+as JSON. Spark's own progress contains them (`query.lastProgress["sources"]`), with the metrics of this module.
 `stream_progress` reads them. The module does no I/O.
 """
 
@@ -45,13 +46,14 @@ FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The end of a batch, and everything that is needed to read the batch again, given the end of the previous batch.
+    """The end of a batch, and everything that is needed to read the batch again if the end of the previous batch is
+    known.
 
     `offsets`: for each queue, the offset at which the next batch begins. `starts`: the offsets at which this batch
-    begins in queues where it does not begin at the end of the previous batch. `partitions`: the number of Spark
+    begins, for queues in which it does not begin at the end of the previous batch. `partitions`: the number of Spark
     partitions of the batch. `tags`: the subscription's expression. `sql`: the filter expression, empty for none.
-    `creations`: by topic and broker group, the creation id of the offsets' topic; "" for a topic without an id, and no
-    entry if the id is unknown.
+    `creations`: by topic and broker group, the creation id of the topic to which the offsets belong; "" for a topic
+    without an id, and no entry if the id is unknown.
     """
 
     offsets: Mapping[MessageQueue, int]
@@ -62,7 +64,7 @@ class StreamOffsets:
     creations: Creations = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the offsets as text. Equal offsets give equal texts."""
+        """Encode the offsets as a JSON text. Equal offsets give equal texts."""
         fields = {
             "version": FORMAT_VERSION,
             "offsets": nested(self.offsets),
@@ -76,7 +78,7 @@ class StreamOffsets:
 
     @classmethod
     def from_json(cls, text: str) -> StreamOffsets:
-        """Parse the text of `to_json`. Raises InvalidArgumentError for another text, or a later version."""
+        """Decode the text of `to_json`. Raises InvalidArgumentError for any other text, or for a later version."""
         try:
             fields = json.loads(text)
             version = fields["version"]
@@ -101,7 +103,7 @@ class StreamOffsets:
 
 
 def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creations) -> dict[str, dict[str, str]]:
-    """Return the creation ids of the queues' topics: the ids in `now`, else the ids in `before`."""
+    """Return the creation ids of the queues' topics: from `now`, or from `before` if `now` lacks an id."""
     merged: dict[str, dict[str, str]] = {}
     for queue in queues:
         known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
@@ -112,7 +114,7 @@ def creations_of(queues: Iterable[MessageQueue], before: Creations, now: Creatio
 
 
 def nested(values: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return values per queue in the form of JSON: by topic, broker group and queue id, sorted."""
+    """Convert values per queue to the nested form that JSON uses: by topic, broker group and queue id, sorted."""
     result: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(values):
         by_broker = result.setdefault(queue.topic, {})
@@ -135,10 +137,10 @@ OffsetsByQueue = dict[str, dict[str, dict[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class TopicProgress:
-    """The last trigger of a query, in one of its topic sources.
+    """The progress of a query's last trigger, for one of the query's topic sources.
 
     `batch_id`: the batch, which has `messages` messages from `start_offsets` (None in a query's first batch) up to, not
-    including, `end_offsets`. `latest_offsets`: the queues' ends at that moment. `lag`: the messages between
+    including, `end_offsets`. `latest_offsets`: the queues' ends at that moment. `lag`: the number of messages between
     `end_offsets` and `latest_offsets`, before any filter.
     """
 
@@ -157,8 +159,8 @@ class TopicProgress:
 
 
 def stream_progress(query: StreamingQuery) -> list[TopicProgress]:
-    """Return the progress of a query's topic sources in its last trigger; empty before the first one. `query`: the
-    result of `writeStream.start()`."""
+    """Return the progress of a query's topic sources in the query's last trigger; empty before the first trigger.
+    `query`: the result of `writeStream.start()`."""
     progress = query.lastProgress
     if progress is None:
         return []
@@ -180,14 +182,14 @@ def _of_source(progress: Mapping[str, Any], source: Mapping[str, Any]) -> TopicP
 
 
 def _fields(offset: Any) -> Mapping[str, Any] | None:
-    """Return an offset of Spark's progress, which contains JSON as objects or as text."""
+    """Return an offset of Spark's progress as a mapping. Spark's progress contains JSON as objects or as text."""
     fields: Mapping[str, Any] | None = json.loads(offset) if isinstance(offset, str) else offset
     return fields
 
 
 def lag_metrics(end: StreamOffsets | None, latest: Mapping[MessageQueue, int]) -> dict[str, str]:
-    """Return the lag metrics of a source, with the names of Spark's Kafka source: the distance from the end of the
-    last batch to the queues' ends, and the total over all queues."""
+    """Return the lag metrics of a source, under the names that Spark's Kafka source uses: the number of messages
+    between the end of the last batch and the ends of the queues, and its total over all queues."""
     reached = end.offsets if end is not None else {}
     behind = [max(0, last - reached.get(queue, 0)) for queue, last in latest.items()] or [0]
     return {

@@ -1,9 +1,9 @@
-"""Answers Spark's streaming engine: where the next batch may end, and what a batch contains.
+"""Implements a streaming source's decisions for Spark's engine: where the next batch ends, and what a batch contains.
 
 The module uses neither Spark nor Ray: raydp_jobs.stream.spark_source adapts Spark's interface, and a StreamCluster
-represents the cluster. One TopicSource serves all queries that are started from one DataFrame, each with its id and its
-thread. A TopicSource has no state that a query needs after a restart: the JSON texts of the offsets contain everything
-(raydp_jobs.stream.progress).
+represents the cluster. One TopicSource serves all queries that are started from one DataFrame. Each query has an id and
+a thread. A TopicSource has no state that a query needs after a restart: the JSON texts of the offsets contain
+everything (raydp_jobs.stream.progress).
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 IDLE_POLL_INTERVAL_S: Final = 0.1
-"""The time between two requests of an idle query for the queues' ends. Spark itself would ask every 10 ms."""
+"""Interval in seconds between two requests of an idle query for the queues' ends. Without this limit, Spark would
+request them every 10 ms."""
 
 logger = logging.getLogger(__name__)
 
 
 class StreamCluster(Protocol):
-    """The cluster, as a streaming source needs it. Thread-safe."""
+    """Interface of the cluster to which a streaming source sends its requests. Thread-safe."""
 
     def queues(self) -> Sequence[MessageQueue]:
-        """Return the known queues of the topics. New queues are found within seconds."""
+        """Return the known queues of the source's topics. New queues are found within seconds."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue], *, all_of_them: bool) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the present bounds of queues. A broker group that does not answer is left out, or raises an error with
-        `all_of_them`."""
+        """Return the present bounds of queues. If a broker group does not answer, its queues are left out; with
+        `all_of_them`, raises an error."""
         ...
 
     def creations(self, topics: Sequence[str]) -> Creations:
-        """Return the present creation ids of topics, by topic and broker group; no entry if the id is unknown."""
+        """Return the present creation ids of topics, by topic and broker group. A topic whose id is unknown has no
+        entry."""
         ...
 
     def starts(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Return the offset at which a new query starts in each queue, by its options; may be EARLIEST or LATEST."""
+        """Return the offset at which a new query starts in each queue, according to the source's options. The offset
+        may be EARLIEST or LATEST."""
         ...
 
     def deleted(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
@@ -54,23 +57,23 @@ class StreamCluster(Protocol):
         ...
 
     def hosts(self, parts: Sequence[ScanPartition]) -> Sequence[Sequence[str]]:
-        """Return the preferred hosts of each part."""
+        """Return the preferred hosts for the task of each part of a batch."""
         ...
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit that all messages before `offsets` are finished. Returns False, without an error, if the cluster could
-        not commit."""
+        """Commit `offsets`, before which all messages are finished. Returns False, without an error, if the cluster
+        could not commit."""
         ...
 
     def close(self) -> None:
-        """Release resources: no query reads now. Another query may begin later."""
+        """Release resources, because no query is running now. Another query may begin later."""
         ...
 
 
 @dataclass(slots=True)
 class _Query:
-    """A running query. `until`: its fixed end, with the trigger availableNow. `latest`: the last known ends of the
-    queues. `committed`: the last committed offsets."""
+    """The state of a running query. `until`: the query's fixed end offsets, if its trigger is availableNow. `latest`:
+    the last known ends of the queues. `committed`: the last committed offsets."""
 
     until: Mapping[MessageQueue, int] | None = None
     latest: dict[MessageQueue, int] = field(default_factory=dict)
@@ -80,7 +83,8 @@ class _Query:
 
 
 class TopicSource:
-    """The source of the queries of one DataFrame. `query_id` is Spark's id of the calling query.
+    """The streaming source of one DataFrame, for all queries of the DataFrame. `query_id` is Spark's id of the calling
+    query.
 
     `max_trigger_delay_s`: the longest delay of a batch with fewer messages than `limits.min_offsets`.
     """
@@ -101,14 +105,16 @@ class TopicSource:
 
     @property
     def limited(self) -> bool:
-        """True if an option bounds the size of a batch."""
+        """True if an option limits the size of a batch."""
         return self._limits.max_offsets is not None or self._limits.min_offsets is not None
 
     def latest_offset(self, query_id: str, start: str | None, *, unlimited: bool) -> str | None:
-        """Return the end of the batch after `start` (None: the first batch), or `start` if there is nothing to read.
+        """Return the end of the batch after `start`, or `start` if there is nothing to read. `start` is None for the
+        first batch.
 
-        Spark calls this after the batch that ends at `start` has finished, so `start` is committed here. `unlimited`:
-        the batch should contain all messages. Raises DataLossError like raydp_jobs.stream.planner.plan_batch.
+        Spark calls this method after the batch that ends at `start` has finished, so this method commits `start`.
+        `unlimited`: the batch should contain all messages. Raises DataLossError like
+        raydp_jobs.stream.planner.plan_batch.
         """
         query = self._query(query_id)
         previous = StreamOffsets.from_json(start) if start is not None else None
@@ -123,7 +129,7 @@ class TopicSource:
         return plan.offsets.to_json()
 
     def prepare_available_now(self, query_id: str) -> None:
-        """Fix the end of a query with the trigger availableNow at the present ends of the queues."""
+        """Set the end of a query with the trigger availableNow to the present ends of the queues."""
         bounds = self._cluster.bounds(self._cluster.queues(), all_of_them=True)
         self._query(query_id).until = {queue: one.max_offset for queue, one in bounds.items()}
 
@@ -132,19 +138,19 @@ class TopicSource:
         return StreamOffsets(self._latest(query_id)).to_json()
 
     def metrics(self, query_id: str, end: str | None) -> dict[str, str]:
-        """Return the lag of a query that has read up to `end`, for its progress."""
+        """Return the lag metrics of a query that has read up to `end`, for the query's progress."""
         return lag_metrics(StreamOffsets.from_json(end) if end is not None else None, self._latest(query_id))
 
     def batch(self, start: str | None, end: str) -> tuple[list[tuple[ScanPartition, Sequence[str]]], str, str]:
-        """Return the parts of the batch between two offsets, each with its preferred hosts, the batch's tags, and its
-        filter expression."""
+        """Return the parts of the batch between two offsets, each with the part's preferred hosts; the batch's tags;
+        and the batch's filter expression."""
         after = self._without_created_anew(StreamOffsets.from_json(end))
         parts = batch_partitions(StreamOffsets.from_json(start) if start is not None else None, after)
         hosts = self._cluster.hosts(parts) if parts else []
         return list(zip(parts, hosts, strict=True)), after.tags, after.sql
 
     def stop(self, query_id: str) -> None:
-        """Forget a query that has ended. The last query closes the cluster."""
+        """Forget a query that has ended. After the last query the cluster connection is closed."""
         with self._lock:
             self._queries.pop(query_id, None)
             last = not self._queries
@@ -152,7 +158,7 @@ class TopicSource:
             self._cluster.close()
 
     def _latest(self, query_id: str) -> Mapping[MessageQueue, int]:
-        """Return the last known ends of the queues for a query; empty after its end."""
+        """Return the last known ends of the queues for a query; empty after the query has ended."""
         with self._lock:
             return self._queries[query_id].latest if query_id in self._queries else {}
 
@@ -164,7 +170,8 @@ class TopicSource:
         self._sleep(max(0.0, query.polled_s + IDLE_POLL_INTERVAL_S - self._clock()))
         queues = self._cluster.queues()
         limits = replace(self._limits, max_offsets=None, min_offsets=None) if unlimited else self._limits
-        # Before the bounds: a message that arrives in between must not count as earlier than a start time.
+        # Read the starts before the bounds, so that a message that arrives in between does not count as earlier than a
+        # start time.
         starts = self._cluster.starts(queues) if previous is None else None
         if previous is not None:
             previous = self._without_deleted(previous, queues)
@@ -172,8 +179,8 @@ class TopicSource:
         query.polled_s = self._clock()
         query.latest |= {queue: one.max_offset for queue, one in bounds.items()}
         patient = query.until is None and query.polled_s < query.batch_s + self._max_trigger_delay_s
-        # Read the creation ids after the bounds: an unchanged id then also held when the bounds were read. Skipped
-        # while there is nothing new.
+        # Read the creation ids after the bounds: if an id is unchanged now, it was also unchanged when the bounds were
+        # read. Skip this if no queue has new messages.
         known = previous.offsets if previous is not None else {}
         moved = previous is None or any(known.get(queue) != one.max_offset for queue, one in bounds.items())
         creations = self._cluster.creations(_topics_of(bounds)) if moved else {}
@@ -182,8 +189,12 @@ class TopicSource:
         )
 
     def _without_created_anew(self, end: StreamOffsets) -> StreamOffsets:
-        """Return the end of a batch that is about to be read, without queues whose topic was created again since the
-        plan, because their offsets mean other messages. Raises DataLossError if lost messages are an error."""
+        """Return the end of a batch that is about to be read, without queues whose topic was deleted and created again
+        after the batch was planned.
+
+        The offsets of such a queue mean other messages now. Raises DataLossError if the option fail_on_data_loss is
+        set.
+        """
         now = self._cluster.creations(_topics_of(end.offsets)) if end.creations else {}
         anew = [queue for queue in sorted(end.offsets) if is_created_anew(queue, end.creations, now)]
         if not anew:
@@ -210,5 +221,5 @@ class TopicSource:
 
 
 def _topics_of(queues: Iterable[MessageQueue]) -> list[str]:
-    """Return the topics of queues, each once, in order."""
+    """Return the topics of queues, without duplicates, sorted."""
     return sorted({queue.topic for queue in queues})

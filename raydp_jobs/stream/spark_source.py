@@ -1,19 +1,20 @@
-"""A streaming source for Spark in Python. It needs no raymq class on the JVM's class path.
+"""A streaming source for Spark that is written in Python. It needs no raymq class on the JVM's class path.
 
-Spark's engine uses a source through the interfaces `Source`, `SupportsTriggerAvailableNow` and `ReportsSourceMetrics`.
-They are interfaces of the JVM, so Py4J lets a Python object implement them, as PySpark does for `foreachBatch`. Spark
-does everything else, as with its Kafka source: triggers, checkpoints, replay, watermarks, joins, output modes,
-progress.
+Spark's engine uses a source through the JVM interfaces `Source`, `SupportsTriggerAvailableNow` and
+`ReportsSourceMetrics`. Py4J lets a Python object implement them, as PySpark does for `foreachBatch`. Spark does
+everything else, as with its Kafka source: triggers, checkpoints, replay, watermarks, joins, output modes, progress.
 
     Spark's stream thread ──Py4J──→ SparkSource ──→ TopicSource    offsets, which Spark writes to its log
                                         └─────────→ BatchFrames    a DataFrame with the messages between two offsets
 
-The DataFrame of one batch has a Spark task for each part, near the disk with its messages, read by a Python worker.
+The DataFrame of one batch has a Spark task for each part of the batch. A Python worker reads the part, if possible on
+the node whose disk holds the part's messages.
 
     driver      RDD with one row per part (JSON text), each with its preferred hosts → mapInArrow
     executor    Python worker: row → ranges → Arrow columns → Spark
 
-The rows become the leaf of the batch's plan, so Spark counts messages, not parts, as the query's input.
+The messages, not the rows that describe the parts, become the leaf of the batch's plan. So Spark counts messages as the
+query's input.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ from raymq.client.scan.partitions import ScanPartition
 from raymq.client.scan.ranges import OffsetRange
 
 _READ_ALL: Final = "ReadAllAvailable"
-"""The limit that Spark passes for a query whose trigger wants everything in one batch."""
+"""Class name of the read limit that Spark passes if a query's trigger reads everything in one batch."""
 
 
 def stream_frame(
     spark: SparkSession, source: TopicSource, read: ReadRanges, schema: StructType, name: str
 ) -> DataFrame:
-    """Return the streaming DataFrame of a source, with the columns `schema`. `read` runs in Spark's workers and yields
-    rows. `name`: the topics' name in Spark's progress."""
+    """Return the streaming DataFrame of a source, with the columns of `schema`. `read` runs in Spark's workers and
+    yields rows. `name`: the topics' names, for Spark's progress."""
     ensure_callback_server_started(spark.sparkContext._gateway)
     return SparkSource(spark, source, BatchFrames(spark, read, schema), f"{DESCRIPTION}[{name}]").frame(spark)
 
 
 class SparkSource:
-    """Adapts a TopicSource to Spark's interfaces. Py4J looks up their methods by Java names, in `__getattr__`."""
+    """Adapts a TopicSource to Spark's interfaces. Py4J looks up the interfaces' methods by their Java names, in
+    `__getattr__`."""
 
     class Java:
-        """The names of the interfaces, for Py4J."""
+        """The Java interfaces that SparkSource implements, in the form that Py4J requires."""
 
         implements: ClassVar[list[str]] = [
             "org.apache.spark.sql.execution.streaming.Source",
@@ -72,7 +74,7 @@ class SparkSource:
             "reportLatestOffset": lambda: self._offset(source.report_latest_offset(self._query_id())),
             "getBatch": self._batch,
             "metrics": self._metrics,
-            "commit": lambda end: None,  # TopicSource has already committed
+            "commit": lambda end: None,  # TopicSource commits in `latest_offset`.
             "stop": lambda: source.stop(self._query_id()),
             "toString": lambda: description,
             "hashCode": lambda: hash(id(self)) & 0x7FFFFFFF,
@@ -97,7 +99,8 @@ class SparkSource:
 
     def _default_read_limit(self) -> Any:
         limits = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
-        # Spark only checks whether the limit exists, not its number: it marks a trigger that bounds its batches.
+        # The number of rows is irrelevant: Spark only checks whether a limit exists, which marks a trigger that limits
+        # its batches.
         return limits.maxRows(1) if self._source.limited else limits.allAvailable()
 
     def _latest_offset(self, start: Any, limit: Any) -> Any:
@@ -120,19 +123,23 @@ class SparkSource:
         return self._jvm.org.apache.spark.sql.execution.streaming.SerializedOffset(text)
 
     def _query_id(self) -> str:
-        """Return the id of the query of the calling thread."""
+        """Return the id of the query that runs in the calling thread."""
         return str(self._context.getLocalProperty("sql.streaming.queryId"))
 
 
 ReadRanges = Callable[[Sequence[OffsetRange], str, str], Iterable[pa.RecordBatch]]
-"""Reads messages in a Spark worker: the messages of ranges, in order, whose tags match a subscription's expression, and
-that pass a filter expression; an empty expression passes all."""
+"""A function that reads the messages of offset ranges in a Spark worker, in order.
+
+Its other arguments are a subscription's tag expression and a filter expression; an empty filter expression passes all
+messages.
+"""
 
 _PART: Final = StructType([StructField("part", StringType())])
 
 
 class BatchFrames:
-    """Creates the DataFrames of batches, with columns `schema`. `read` is sent to the workers, and yields rows."""
+    """Creates the DataFrames of batches, with the columns of `schema`. `read` is sent to the workers, and
+    yields rows."""
 
     def __init__(self, spark: SparkSession, read: ReadRanges, schema: StructType) -> None:
         self._spark = spark
@@ -143,12 +150,13 @@ class BatchFrames:
                 for text in rows_of_parts.column(0).to_pylist():
                     yield from read(*_read_part(text))
 
-        # Created once, so that a batch costs the driver only a few calls to the JVM, and no pickling.
+        # The function is created once, so that a batch needs only a few calls from the driver to the JVM, and no
+        # pickling.
         self._function = pandas_udf(worker, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
 
     def frame(self, parts: Sequence[tuple[ScanPartition, Sequence[str]]], tags: str, sql: str) -> Any:
-        """Return the JVM's streaming DataFrame with the messages of some parts, in order. Each part has the preferred
-        hosts of its task."""
+        """Return the JVM's streaming DataFrame with the messages of several parts, in order. Each part has the
+        preferred hosts of its Spark task."""
         texts = [(_part_text(part.ranges, tags, sql), hosts) for part, hosts in parts]
         rows = placed_rows(self._spark, self._part_schema, texts)
         function = self._function(rows["part"])._jc.expr()

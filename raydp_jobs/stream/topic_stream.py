@@ -1,4 +1,4 @@
-"""`stream_topic`: topics as a streaming DataFrame."""
+"""`stream_topic`: reads topics as a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_TRIGGER_DELAY_S: Final = 900.0
 
 
 class StartingOptions(TypedDict, total=False):
-    """The options for the beginning of a query without a checkpoint; by default the latest offset. A restarted query
-    continues from its checkpoint."""
+    """The options that determine where a query without a checkpoint starts; by default at the latest offset. A
+    restarted query ignores them and continues from its checkpoint."""
 
     starting_offsets: OffsetsOption | None
     starting_timestamp: TimestampOption | None
@@ -55,23 +55,23 @@ def stream_topic(
     client: Client | None = None,
     **starting: Unpack[StartingOptions],
 ) -> DataFrame:
-    """Read topics continuously, as a streaming DataFrame with the columns of `read_topic`, or with these `columns` of
-    them.
+    """Read topics continuously, as a streaming DataFrame with the columns of `read_topic`, or with only the given
+    `columns`.
 
-    Options are as in Spark's Kafka source. A new query begins where the `starting` options say, by default at the
-    latest offset. A restarted query continues from its checkpoint. It repeats an unfinished batch with the same rows in
-    the same partitions. New queues, and new topics of a `topic_pattern`, are found within seconds and read from their
-    first message. A batch has at most `max_offsets_per_trigger` offsets, and waits up to `max_trigger_delay_s` for
-    `min_offsets_per_trigger`.
+    Options are as in Spark's Kafka source. A new query begins at the position that the `starting` options give, by
+    default at the latest offset. A restarted query continues from its checkpoint. It repeats an unfinished batch with
+    the same rows in the same partitions. New queues, and new topics of a `topic_pattern`, are found within seconds and
+    read from their first message. A batch has at most `max_offsets_per_trigger` offsets, and waits up to
+    `max_trigger_delay_s` for `min_offsets_per_trigger`.
 
     `tags` filters like a subscription, ``"paid || refunded"``, and `expression` by properties, ``raymq.sql("price >
     5")``; a repeated batch keeps its filters. `unreadable`: as in `read_topic`. `commit_group`: the consumer group to
     which the offsets of finished batches are committed, so that `raymq group describe` shows the query's lag. `client`:
-    the result of `raymq.connect()`, which must stay open over the queries; without it, a connection is opened.
+    the result of `raymq.connect()`, which must stay open while the queries run; without it, a connection is opened.
 
-    Order holds within a queue and partition. Before anything starts, raises like `select_topics` and
-    `Subscription.parse`, and TopicNotExistError for a named topic. With `fail_on_data_loss` a query fails if messages
-    that it has not read were deleted; without it, the query leaves them out with a warning.
+    The order of messages is kept within a queue and partition. Before anything starts, raises like `select_topics` and
+    `Subscription.parse`, and TopicNotExistError for a named topic that does not exist. With `fail_on_data_loss` a query
+    fails if messages that it has not read were deleted; without it, the query leaves these messages out with a warning.
     """
     Subscription.parse("any", tags)
     check_options(starting)
@@ -89,7 +89,7 @@ def stream_topic(
         fail_on_data_loss=fail_on_data_loss,
     )
     try:
-        cluster.starts(cluster.queues())  # checks every option now
+        cluster.starts(cluster.queues())  # Raises now, before a query starts, if an option is invalid.
         address = cluster.address()
     finally:
         cluster.close()

@@ -1,7 +1,7 @@
-"""The client of a program: it connects, produces, consumes and administers.
+"""Client package of a program: connections, producers, consumers and administration.
 
-`Client` and `connect` can be imported from here. Ray Serve keeps the code of an autoscaling policy and runs it after an
-upgrade, too; that code imports `connect` from `raymq.client`.
+`Client` and `connect` can be imported from this package. Ray Serve stores the code of an autoscaling policy and still
+runs that code after an upgrade of raymq; it imports `connect` from `raymq.client`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Client` or `connect` at its first use, so that other rooms of this wing do not load the whole client."""
+    """Import `Client` or `connect` on first use, so that importing another client subpackage does not load the whole
+    client."""
     if name not in ("Client", "connect"):
         raise AttributeError(f"module 'raymq.client' has no attribute {name!r}")
     from raymq.client import client

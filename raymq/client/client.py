@@ -1,4 +1,5 @@
-"""A program's connection to raymq: `connect`, and the Client that makes producers, consumers and the admin."""
+"""A program's connection to raymq: `connect`, and the Client that makes producers, consumers and the admin
+object."""
 
 from __future__ import annotations
 
@@ -70,15 +71,16 @@ if TYPE_CHECKING:
     from raymq.client.transactions.producer import TransactionProducer
 
 CONSUME_TIMESTAMP_AGO_MS: Final = 30 * 60_000
-"""RocketMQ's default of CONSUME_FROM_TIMESTAMP: a new group starts at the messages of the last half hour."""
+"""How far in the past, in ms, a new group starts with CONSUME_FROM_TIMESTAMP by default: half an hour, as in
+RocketMQ."""
 
 NAMESPACE_VARIABLE: Final = "RAYMQ_NAMESPACE"
 
 QUEUES_TIMEOUT_S: Final = 20.0
-"""The time to wait for a topic's queues, over a restart of the NameServers."""
+"""Timeout in seconds for reading a topic's queues; long enough for a restart of the NameServers."""
 
 CLOSE_AT_EXIT_S: Final = 60.0
-"""The longest that a process which ends waits for a `close` that was interrupted."""
+"""Maximum time in seconds that an exiting process waits for a `close` whose caller was interrupted."""
 
 
 class _Closable(Protocol):
@@ -90,10 +92,11 @@ T = TypeVar("T", bound=_Closable)
 logger = logging.getLogger(__name__)
 
 _inherited_ray: list[object] = []
-"""In a forked child, the parent's connection to Ray as it was copied. It serves the parent alone."""
+"""In a forked child process, the copy of the parent's connection to Ray; empty otherwise. Only the parent can use that
+connection."""
 
 CHECK_THREADS: Final = NumberRange(1, 1000)
-"""The numbers of threads in which a transaction producer may check local transactions."""
+"""Valid range for the number of threads in which a transaction producer checks local transactions."""
 
 
 @in_forked_child
@@ -104,7 +107,8 @@ def _note_inherited_ray() -> None:
 
 
 def _refuse_inherited_ray() -> None:
-    """Raise ClientStateError if this process would talk to Ray over its parent's connection, which never answers."""
+    """Raise ClientStateError if this forked process would call Ray over its parent's connection, which never
+    answers."""
     connected = bool(_inherited_ray) and ray.is_initialized()
     if connected and ray._private.worker.global_worker.core_worker is _inherited_ray[0]:
         raise ClientStateError(
@@ -130,28 +134,29 @@ def connect(
 ) -> Client:
     """Connect to the raymq of a Ray cluster, or start one on this machine.
 
-    Without `embedded`: uses the Ray this process is connected to, else connects to the one at `address`, else to this
-    machine's (raymq.client.cluster.attach); ClusterNotFoundError when no Ray or no raymq is there.
+    Without `embedded`: uses the Ray to which this process is connected. If the process is not connected, connects to
+    the Ray at `address`, or else to this machine's Ray (raymq.client.cluster.attach). Raises ClusterNotFoundError if no
+    Ray or no raymq runs there.
 
-    With `embedded=True`: starts a local Ray unless this process has one, and the servers, from the settings in `config`
-    (default: `raymq.yaml` here, if any) with `data_dir` and `broker_groups` on top; closing the client stops what was
-    started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or StoreError before any of it remains,
-    and ClientStateError where a raymq runs already.
-    `progress` is called with each step's name.
+    With `embedded=True`: starts a local Ray, unless this process has one, and the servers. The settings are read from
+    `config` (default: `raymq.yaml` in the current directory, if it exists), with `data_dir` and `broker_groups` on top.
+    Closing the client stops what was started. Messages stay in `data_dir`. Raises ConfigError, StoreLockedError or
+    StoreError, and leaves nothing running after the error. Raises ClientStateError if a raymq runs already. `progress`
+    is called with each step's name.
 
-    `credentials`: the user in whose name every request is made, where access is on; by default those of the
-    environment or of a file, if there are any (raymq.remoting.access.credentials). A process acts as one user at a
-    time: ClientStateError while it has a client of another one. AuthenticationError where access is on and no known
-    user is given.
+    `credentials`: the user for whom every request is made, if access control is on. By default the credentials of the
+    environment or of a file, if they exist (raymq.remoting.access.credentials). A process acts as one user at a time:
+    raises ClientStateError while the process has a client of another user. Raises AuthenticationError if access control
+    is on and no known user is given.
 
-    In a forked child of a process that is connected to Ray, this raises ClientStateError at once.
+    In a forked child of a process that is connected to Ray, this function raises ClientStateError at once.
 
-    `trace`: True has the records of all sends, deliveries and transactions of this client's producers, push and pull
-    consumers written to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them); a str names another topic for them, which must
-    exist: TopicNotExistError.
+    `trace`: if True, this client's producers, push and pull consumers write the records of all sends, deliveries and
+    transactions to RMQ_SYS_TRACE_TOPIC (`Admin.trace` reads them). A str names another topic for the records, which
+    must exist; otherwise TopicNotExistError is raised.
 
     `namespace`: the namespace of this client's topics and groups (raymq.common.namespaces). The default is the
-    environment variable RAYMQ_NAMESPACE, or else no namespace. Raises IllegalNameError.
+    environment variable RAYMQ_NAMESPACE, or else no namespace. Raises IllegalNameError if the namespace is invalid.
     """
     _refuse_inherited_ray()
     names = Namespace(os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace)
@@ -180,7 +185,7 @@ def _connect(
     progress: ProgressCallback,
     names: Namespace,
 ) -> Client:
-    """`connect`, as whoever the process acts as."""
+    """Implement `connect`, as the user for whom the process acts."""
     if not embedded:
         if config is not None or data_dir is not None or broker_groups is not None:
             raise ClientStateError(
@@ -205,9 +210,11 @@ def _connect(
 
 
 def _checked(client: Client) -> Client:
-    """A client that was just made, once a NameServer has taken a call of this process's user. AuthenticationError,
-    after the client was closed, for one that it refuses. NameServers that are away say nothing: clients start without
-    them, and their first call is refused then."""
+    """Return a new client after a NameServer has accepted a call of this process's user.
+
+    If the NameServer refuses the user, closes the client and raises AuthenticationError. If no NameServer is reachable,
+    returns the client without a check; its first call raises the error in that case.
+    """
     try:
         client.routes.clusters()
     except AuthenticationError:
@@ -222,7 +229,8 @@ def _checked(client: Client) -> Client:
 
 
 def _traced(client: Client, trace: bool | str) -> Client:
-    """A client that was just made, traced if that is asked for; closed when that fails."""
+    """Return a new client, with its trace started if `trace` requests it. Closes the client if the trace cannot
+    start."""
     if trace:
         try:
             client._begin_trace(TRACE_TOPIC if trace is True else client.names.wrap(check_topic(trace)))
@@ -233,7 +241,8 @@ def _traced(client: Client, trace: bool | str) -> Client:
 
 
 def _attach(address: str | None) -> Callable[[], None]:
-    """Connect this process to Ray; returns a function that disconnects it again, if it was connected here."""
+    """Connect this process to Ray. Returns a function that disconnects it; the function does nothing if the process was
+    connected before."""
     attached = attach_ray(address)
     if not running_nameservers():
         if attached:
@@ -245,7 +254,8 @@ def _attach(address: str | None) -> Callable[[], None]:
 
 
 class Client(Closing):
-    """A connection, made by `connect`. Close it, or use it in a `with`: that closes its producers and consumers too."""
+    """A connection to raymq, made by `connect`. Close it, or use it in a `with` statement; closing the client also
+    closes its producers and consumers."""
 
     def __init__(self, release: Callable[[], None], names: Namespace = NO_NAMESPACE) -> None:
         self._release, self.names = release, names
@@ -265,15 +275,15 @@ class Client(Closing):
         self._commits = CommitThreads()
         self._pid = os.getpid()
         self._ended = threading.Event()
-        """Set once `close` has done all of its work."""
+        """Set after `close` has finished."""
         atexit.register(self._close_at_exit)
 
     def _acts_as(self, who: Identity) -> None:
-        """Give this user back when the client is closed."""
+        """Set the user for whom the process acts. `close` releases the user."""
         self._identity = who
 
     def _begin_trace(self, topic: str) -> None:
-        """Trace the producers and consumers that are made from now on."""
+        """Start the trace of all producers and consumers that are made after this call."""
         self.routes.wait(topic, ROUTE_TIMEOUT_S)
         self._trace = TraceDispatcher(self._trace_producer, topic)
 
@@ -287,13 +297,13 @@ class Client(Closing):
         )
 
     def trace_statistics(self) -> TraceStatistics:
-        """The messages whose records this client has sent, dropped, or could not send; listeners in the cluster have
-        their own. All are 0 without a trace."""
+        """Return how many messages' trace records this client has sent, dropped, or failed to send. Listeners in the
+        cluster count their own records. All counts are 0 without a trace."""
         return TraceStatistics() if self._trace is None else self._trace.statistics()
 
     @property
     def admin(self) -> Admin:
-        """Administration of topics, messages, groups, stores and NameServers."""
+        """The administration of topics, messages, groups, stores and NameServers."""
         from raymq.client.admin.admin import Admin
         from raymq.client.admin.namespaced import NamespacedCalls
 
@@ -302,8 +312,8 @@ class Client(Closing):
         return cast("Admin", NamespacedCalls(admin, self.names)) if self.names else admin
 
     def producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> Producer:
-        """A producer. `settings` are those of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`, `when_full`,
-        `compression`, `hooks` …"""
+        """Make a producer. `settings` are the fields of ProducerSettings: `send_timeout_s`, `max_buffered_bytes`,
+        `when_full`, `compression`, `hooks` …"""
         self._check_open()
         producer = Producer(
             group,
@@ -323,7 +333,7 @@ class Client(Closing):
         return self._track(producer)
 
     def async_producer(self, group: str = "default", **settings: Unpack[ProducerOptions]) -> AsyncProducer:
-        """A producer for programs with an event loop, with the settings of `producer`."""
+        """Make a producer for programs with an event loop. `settings`: as in `producer`."""
         from raymq.client.producer.async_producer import AsyncProducer
 
         return AsyncProducer(self.producer(group, **settings))
@@ -332,10 +342,10 @@ class Client(Closing):
     def transaction_producer(
         self, group: str, *, check: Check, check_threads: int = 1, **settings: Unpack[ProducerOptions]
     ) -> TransactionProducer:
-        """A producer whose messages become visible together with a local transaction.
+        """Make a producer whose messages become visible only if a local transaction commits.
 
-        ``check(message)`` says how the local transaction of a message has ended: a LocalTransactionState, or None
-        while that is not known. It runs in `check_threads` threads of this process. `settings` are those of `producer`.
+        ``check(message)`` returns the outcome of a message's local transaction: a LocalTransactionState, or None while
+        the outcome is unknown. It runs in `check_threads` threads of this process. `settings`: as in `producer`.
         """
         from raymq.client.transactions.producer import TransactionProducer
 
@@ -352,12 +362,15 @@ class Client(Closing):
         return self._track(producer)
 
     def write_queues(self, topic: str, timeout_s: float = QUEUES_TIMEOUT_S) -> tuple[MessageQueue, ...]:
-        """All queues of a topic, in the order in which sharding keys count them: the list that a repeatable write fixes
-        in advance. TopicNotExistError, NoPermissionError if it must not be written, ServiceNotAvailableError while
-        nobody knows its queues for `timeout_s`."""
+        """Return all queues of a topic, in the order in which sharding keys count them. A repeatable write uses this
+        list and keeps it for every repeat.
+
+        Raises TopicNotExistError; NoPermissionError if the topic is not writable; ServiceNotAvailableError if the
+        queues stay unknown for `timeout_s`.
+        """
         self._check_open()
         routes = NamespacedRoutes(self.routes, self.names)
-        routes.invalidate(topic)  # queues may have been added a moment ago
+        routes.invalidate(topic)  # do not use the cached route: queues may have been added a moment ago
         return persist_until(time.monotonic() + timeout_s, lambda left_s: routes.get(topic).require_all_queues())
 
     @bounded(epoch=NOT_NEGATIVE, first_queue=NumberRange(0, INT32_MAX))
@@ -372,16 +385,20 @@ class Client(Closing):
         now_ms: int | None = None,
         **settings: Unpack[ProducerOptions],
     ) -> RepeatableWriter:
-        """A writer of Arrow tables that stores each row once, however often the write is repeated.
+        """Make a writer of Arrow tables that stores each row once, however often the write is repeated.
 
-        The store knows a row by `producer_id` (1 to 64 bytes of text; no two writes at a time may share one, and one
-        that writes to two topics needs two), `epoch` (0 or more; a greater one fences smaller ones) and its number. A
-        repeat has the same of these, of `queues` (by default the topic's of now, which is only right if nobody adds
-        queues before the repeat; see `write_queues`), of `first_queue`, where rows without a key begin, and of `now_ms`
-        (ms since 1970), from which deliver times count; without it, none may be later than a day from now.
+        The store identifies a row by `producer_id`, `epoch` and the row's number. `producer_id` has 1 to 64 bytes of
+        text. Two concurrent writes must not share a producer id, and a write to two topics needs two ids. `epoch` is 0
+        or more; a greater epoch fences smaller epochs.
 
-        `settings` are those of ProducerSettings. Waits up to `send_timeout_s` for brokers that are away, and raises
-        ServiceNotAvailableError then; ClientStateError when a greater epoch has written; TopicNotExistError.
+        A repeat must use the same arguments. `queues`: by default the topic's current queues, which is only correct if
+        no queues are added before the repeat; see `write_queues`. `first_queue`: the index of the queue for the first
+        rows without a key. `now_ms`: the reference time for deliver times, in ms since 1970; without it, no deliver
+        time may be more than a day ahead.
+
+        `settings` are the fields of ProducerSettings. Waits up to `send_timeout_s` for unreachable brokers, and raises
+        ServiceNotAvailableError after that time. Raises ClientStateError if a greater epoch has written, and
+        TopicNotExistError.
         """
         from raymq.client.producer.repeatable.stored import StoredSequences
         from raymq.client.producer.repeatable.writer import RepeatableWriter, check_identity
@@ -390,7 +407,7 @@ class Client(Closing):
         self._check_open()
         check_identity(producer_id, epoch)
         identity = ProducerIdentity(producer_id, epoch)
-        # A repeat must find the row stored, not only known to have been taken.
+        # A repeat relies on rows that are stored safely, so wait until they are on disk, not only accepted.
         own: ProducerOptions = {**settings, "retry_when_not_store_ok": True}
 
         def producer() -> Producer:
@@ -415,16 +432,19 @@ class Client(Closing):
         )
 
     def pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> PullConsumer:
-        """A consumer in this process, read with `poll`. The options are
-        raymq.client.consumer.pull.settings.PullSettings', and `consume_from`, `consume_timestamp_ms`: where to start in
-        queues the group has committed nothing in."""
+        """Make a consumer in this process that is read with `poll`.
+
+        The options are the fields of raymq.client.consumer.pull.settings.PullSettings, and `consume_from` and
+        `consume_timestamp_ms`, which choose the start offset in queues in which the group has committed nothing.
+        """
         from raymq.client.consumer.pull.consumer import PullConsumer
 
         return PullConsumer(self._pull_engine(group, options))
 
-    @direct  # it must see the event loop that runs
+    @direct  # the call needs the running event loop, so it must not be moved to another thread
     def async_pull_consumer(self, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
-        """As `pull_consumer`, for the event loop that runs now: ``async with client.async_pull_consumer("g") as c:``"""
+        """Make a pull consumer for the running event loop: ``async with client.async_pull_consumer("g") as c:``. Takes
+        the options of `pull_consumer`."""
         from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
 
         return AsyncPullConsumer(aside(self._pull_engine, group, options))
@@ -451,15 +471,18 @@ class Client(Closing):
         return self._track(engine)
 
     def simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> SimpleConsumer:
-        """A consumer in this process that receives messages for a time and acknowledges each of them. The options are
-        `ordered` (raymq.client.consumer.simple.settings.SimpleSettings) and `consume_from`, `consume_timestamp_ms`."""
+        """Make a consumer in this process that receives messages for a limited time and acknowledges each of them.
+
+        The options are `ordered` (raymq.client.consumer.simple.settings.SimpleSettings), `consume_from` and
+        `consume_timestamp_ms`.
+        """
         from raymq.client.consumer.simple.consumer import SimpleConsumer
 
         return SimpleConsumer(self._simple_engine(group, options))
 
     @direct
     def async_simple_consumer(self, group: str, **options: Unpack[SimpleOptions]) -> AsyncSimpleConsumer:
-        """As `simple_consumer`, for the event loop that runs now."""
+        """Make a simple consumer for the running event loop. Takes the options of `simple_consumer`."""
         from raymq.client.consumer.simple.async_consumer import AsyncSimpleConsumer
 
         return AsyncSimpleConsumer(aside(self._simple_engine, group, options))
@@ -487,12 +510,12 @@ class Client(Closing):
         consume_timestamp_ms: int | None = None,
         **options: Unpack[PushOptions],
     ) -> PushConsumer:
-        """A consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
+        """Make a consumer in the cluster that calls a listener: subscribe, give it a listener, start it.
 
-        `consume_from` counts where the group has not committed yet, `consume_timestamp_ms` (by default 30 minutes ago)
-        is for CONSUME_FROM_TIMESTAMP. The `options` are settings (raymq.client.consumer.push.settings), such as
-        ``orderly=True``: one message of a queue after another, ``threads=4``,
-        ``message_model=MessageModel.BROADCASTING``.
+        `consume_from` chooses the start offset in queues in which the group has committed nothing.
+        `consume_timestamp_ms` (by default 30 minutes ago) is used with CONSUME_FROM_TIMESTAMP. The `options` are
+        settings (raymq.client.consumer.push.settings), such as ``orderly=True`` (the messages of a queue one after
+        another), ``threads=4``, ``message_model=MessageModel.BROADCASTING``.
         """
         from raymq.client.consumer.push.consumer import PushConsumer
         from raymq.client.request.replier import ListenerReplier, listener_trace
@@ -516,7 +539,7 @@ class Client(Closing):
 
     def close(self) -> None:
         """Close producers and consumers (a producer flushes), then the connection. Idempotent. In a callback of a
-        send's future, which must not wait, it returns at once: a thread closes."""
+        send's future, which must not wait, `close` returns at once, and another thread closes the client."""
         if in_sender():
             threading.Thread(target=self.close, name="client-close", daemon=True).start()
             return
@@ -532,8 +555,8 @@ class Client(Closing):
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        """Close, and wait for a `close` whose caller was interrupted: it goes on in a thread that the process's end
-        would end."""
+        """Close the client at process exit. If the caller of `close` was interrupted, wait for the thread in which
+        `close` continues, because the exit would stop that thread."""
         self.close()
         if os.getpid() == self._pid:
             self._ended.wait(CLOSE_AT_EXIT_S)
@@ -543,7 +566,7 @@ class Client(Closing):
         for item in opened:
             try:
                 item.close()
-            except Exception as error:  # close the rest all the same, then say so
+            except Exception as error:  # close the other objects first, then raise this error
                 failures.append(error)
         if self._requests is not None:
             self._requests.close()
@@ -564,7 +587,7 @@ class Client(Closing):
         raise TypeError("a raymq client cannot be pickled: call raymq.connect() where it is used")
 
     def _requests_of_all(self) -> ClientRequests:
-        """The requests of all producers of this client; made when the first one needs it."""
+        """Return the requests of all producers of this client. The first call makes the object."""
         from raymq.client.request.requests import ClientRequests
 
         with self._lock:
@@ -577,8 +600,8 @@ class Client(Closing):
             raise ClientStateError("this client is closed; call raymq.connect() again")
 
     def _track(self, item: T) -> T:
-        """Have `close` close an object. One that was still being made while the client closed is closed at once:
-        ClientStateError."""
+        """Register an object that `close` must close. If the client was closed while the object was being made, closes
+        the object and raises ClientStateError."""
         with self._lock:
             if not self._closed:
                 self._open[id(item)] = item

@@ -1,1 +1,2 @@
-"""Messages, names, errors, settings and the values on the wire, which every other wing imports. No calls to actors."""
+"""Messages, names, errors, settings and wire formats, which every other package of raymq imports. This package calls no
+actors."""

@@ -1,17 +1,19 @@
-"""Base classes of client objects: `with` closes them, signal handlers cannot corrupt them, forked children cannot use
-them.
+"""Base classes of client objects. `with` closes a client object, signal handlers cannot corrupt it, and forked children
+cannot use it.
 
     fork ──► child: each OfProcess object refuses every call, lanes are closed, shared locks are free
          └─► parent: nothing changes
 
-A forked child has copies of its parent's objects, but not the parent's threads. A copied producer would send with the
-parent's sequence numbers, over the parent's connections. So `_in_child` changes the class of each copy, once; a process
-that never forks has no cost. A child may use the objects that it creates itself.
+A lane is raymq's own socket connection to an actor, beside Ray's calls.
 
-A signal handler may raise between any two bytecodes of the main thread. So a public method of an OfProcess that the
-main thread calls runs in a helper thread (raymq.common.parallel.aside), which costs about 15 µs. Methods marked
-`direct` run in the calling thread: they are too short or too frequent for a helper thread, and are safe against signal
-handlers.
+A forked child has copies of its parent's objects, but not the parent's threads. A copied producer would send with the
+parent's sequence numbers, over the parent's connections. So `_in_child` changes the class of each copied object once,
+in the child. A process that never forks has no cost. A child may use the objects that it creates itself.
+
+A signal handler may raise an exception between any two bytecodes of the main thread. So if the main thread calls a
+public method of an OfProcess object, the method runs in a helper thread (raymq.common.parallel.aside), which costs
+about 15 µs. Methods marked `direct` run in the calling thread: they are too short or too frequent for a helper thread,
+and an exception from a signal handler does not corrupt their objects.
 
 Arguments of public methods that are annotated as int or float are checked before the method begins
 (raymq.common.numbers).
@@ -37,13 +39,14 @@ from raymq.common.parallel import aside
 logger = logging.getLogger(__name__)
 
 _objects: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
-"""The client objects of this process."""
+"""The live client objects of this process. A forked child disables its copies of these objects."""
 _connections: Final[weakref.WeakSet[ClosableConnection]] = weakref.WeakSet()
 _locks: Final[list[threading.Lock]] = []
 _process_id = os.getpid()
 
 _NOT_CALLS: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-"""Functions whose call only creates an object; the work happens later."""
+"""Predicates for functions that the helper thread need not run: calling a coroutine function or a generator function
+only creates an object, and the work happens later."""
 
 
 F = TypeVar("F", bound=Callable[[], None])
@@ -51,14 +54,16 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def direct(method: M) -> M:
-    """Let a public method of an OfProcess run in the thread that calls it, even the main thread."""
+    """Mark a public method of an OfProcess to run in the calling thread, even if the main thread calls the
+    method."""
     method.is_direct = True  # type: ignore[attr-defined]
     return method
 
 
 def unwrapped(method: M) -> M:
-    """Let a public method of an OfProcess run in the calling thread, without a wrapper. In a wrapper a signal handler
-    could run after the method has returned. The method checks its numbers itself."""
+    """Mark a public method of an OfProcess to run in the calling thread, without the usual wrapper around the method.
+    In a wrapper, a signal handler could run after the method has returned. Without the wrapper, the method must check
+    its int and float arguments itself."""
     method.is_unwrapped = True  # type: ignore[attr-defined]
     return direct(method)
 
@@ -73,7 +78,8 @@ def _aside(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ClosableConnection(Protocol):
-    """A connection whose copy a forked child closes. The parent's connection stays open: the peer sees no end."""
+    """A connection that a forked child closes in its own process. The parent's connection stays open, and the peer does
+    not notice."""
 
     def close(self) -> None: ...
 
@@ -81,8 +87,8 @@ class ClosableConnection(Protocol):
 class OfProcess:
     """A client object that only the process that created it may use.
 
-    A copy in a forked child raises ClientStateError for every attribute, public or not, and for methods that were bound
-    before the fork. Only `close` and the end of a `with` are allowed in the child, and do nothing.
+    A copy in a forked child raises ClientStateError for every attribute, public or not. Methods that were bound before
+    the fork raise too. Only `close` and the end of a `with` block are allowed in the child; both do nothing.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -125,18 +131,20 @@ def shared_lock() -> threading.Lock:
 
 
 def close_in_child(connection: ClosableConnection) -> None:
-    """Have a forked child close its copy of this connection."""
+    """Register a connection, so that a forked child closes its copy of the connection."""
     _connections.add(connection)
 
 
 def in_forked_child(reset: F) -> F:
-    """Call `reset` in each forked child, after client objects refuse calls, to initialise shared state again."""
+    """Register `reset` to be called in each forked child, after client objects refuse calls. `reset` initialises shared
+    state again."""
     os.register_at_fork(after_in_child=reset)
     return reset
 
 
 def refuse_other_process(maker: int, what: str) -> None:
-    """Raise ClientStateError if this is not process `maker`, which created `what`."""
+    """Raise ClientStateError if the current process is not the process `maker`. `what` names the object that `maker`
+    created."""
     if os.getpid() != maker:
         raise _foreign_error(what, maker)
 
@@ -149,7 +157,8 @@ def _foreign_error(what: str, maker: int) -> ClientStateError:
 
 
 def _foreign(kind: type, maker: int) -> type:
-    """Return the class for copies of a `kind` object in a child that process `maker` has forked."""
+    """Return the class that a `kind` object gets in a forked child. `maker`: the id of the parent process, which
+    created the object."""
 
     def refuse(self: object, name: str) -> Any:
         if name == "close" or (name.startswith("__") and name.endswith("__")):
@@ -157,10 +166,10 @@ def _foreign(kind: type, maker: int) -> type:
         raise _foreign_error(kind.__name__, maker)
 
     def nothing(self: object, *args: object) -> None:
-        """Do nothing: the parent closes its object itself."""
+        """Do nothing: the parent process closes the original object."""
 
     async def nothing_async(self: object, *args: object) -> None:
-        """Do nothing: the parent closes its object itself."""
+        """Do nothing: the parent process closes the original object."""
 
     def call_refused(self: object, *args: object, **kwargs: object) -> Any:
         raise _foreign_error(kind.__name__, maker)

@@ -56,8 +56,8 @@ from typing import ClassVar
 class RaymqError(Exception):
     """The base class of all errors of raymq.
 
-    `code`: RocketMQ's response code. `retryable`: True if the same call may succeed later. `retry_after_s`: the seconds
-    to wait before, if the server knows them.
+    `code`: RocketMQ's response code. `retryable`: True if the same call may succeed later. `retry_after_s`: how many
+    seconds to wait before a retry, if the server sent this number.
     """
 
     code: ClassVar[int] = 1
@@ -83,7 +83,7 @@ class IllegalNameError(InvalidArgumentError):
 
 
 class OffsetOutOfRangeError(InvalidArgumentError):
-    """An offset outside the offsets that a queue holds."""
+    """An offset is outside the range of offsets in its queue."""
 
     code = 21
 
@@ -100,7 +100,8 @@ class OffsetOutOfRangeError(InvalidArgumentError):
 
 
 class FilterExpressionError(InvalidArgumentError):
-    """The text of a filter expression that does not compile. `position` counts the characters of `text` from 1."""
+    """A filter expression does not compile. `position`: the position of the fault in `text`, in characters, counted
+    from 1."""
 
     code = 23
 
@@ -119,7 +120,7 @@ class MessageIllegalError(RaymqError, ValueError):
 
 
 class MessageRefusedError(MessageIllegalError):
-    """A put hook of the store (store.put_hooks) refused a message, which was not stored. `reason`: the hook's
+    """A put hook of the store (store.put_hooks) refused a message. The message was not stored. `reason`: the hook's
     reason."""
 
     def __init__(self, hook: str, topic: str, reason: str) -> None:
@@ -159,7 +160,7 @@ class TopicExistsError(RaymqError):
 
 
 class GroupNotExistError(RaymqError):
-    """The consumer group does not exist at the brokers."""
+    """The consumer group does not exist on the brokers."""
 
     code = 26
 
@@ -175,7 +176,7 @@ class GroupNotExistError(RaymqError):
 
 
 class NoPermissionError(RaymqError):
-    """The permission of a topic or the settings of a group forbid the call."""
+    """The topic's permission or the group's settings forbid the call."""
 
     code = 16
 
@@ -200,18 +201,19 @@ class AccessDeniedError(NoPermissionError):
 class AuthenticationError(NoPermissionError):
     """Access control is on, and the request has no valid signature of an enabled user. Nothing was changed or read.
 
-    A client gets credentials from ``raymq.connect(credentials=…)``, from RAYMQ_USER with RAYMQ_SECRET or
-    RAYMQ_SECRET_FILE, or from a file.
+    A client gets its credentials from ``raymq.connect(credentials=…)``, from the environment variables RAYMQ_USER with
+    RAYMQ_SECRET or RAYMQ_SECRET_FILE, or from a file.
     """
 
 
 class SignedTooEarlyError(AuthenticationError):
-    """The request was not signed for this process of the server, or not at about this time. Nothing was executed.
+    """A request was not signed for the server's current process, or its time is too far from the server's clock.
+    Nothing was executed.
 
-    The server cannot tell whether such a request is a repeat. raymq's clients read the process and its time from this
-    error, sign the request for both, and send the request once more.
+    The server cannot detect whether the request is a replay. raymq's clients read the server's incarnation id and clock
+    from this error, sign the request for both, and send the request once more.
 
-    `actor`: the server's name. `life`: the id of its process. `now_ms`: the process's own clock, in ms.
+    `actor`: the server's name. `life`: the id of the server's process incarnation. `now_ms`: the server's clock, in ms.
     """
 
     def __init__(self, text: str, actor: str = "", life: bytes = b"", now_ms: int = 0) -> None:
@@ -236,7 +238,7 @@ class UserNotExistError(RaymqError):
 
 
 class PolicyNotExistError(RaymqError):
-    """The user has no policy, or no entry for this resource."""
+    """The user has no policy, or no policy entry for the resource."""
 
     code = 3002
 
@@ -272,9 +274,9 @@ class QuotaExceededError(RaymqError):
 
 
 class SystemBusyError(RaymqError):
-    """A bounded buffer or table is full. The call changed nothing; the same call may succeed later.
+    """A bounded buffer or table of the server is full. The call changed nothing; the same call may succeed later.
 
-    `retry_after_s`: the time in s after which the call may succeed; None if the server does not know it.
+    `retry_after_s`: the time in s after which the call may succeed; None if the server cannot estimate it.
     """
 
     code = 2
@@ -305,7 +307,7 @@ class ReceiptExpiredError(RaymqError):
 
 
 class ServiceNotAvailableError(RaymqError):
-    """The server exists but cannot serve now."""
+    """The server exists but cannot serve requests now."""
 
     code = 14
     retryable = True
@@ -323,7 +325,7 @@ class NotMasterError(ServiceNotAvailableError):
 
 
 class InSyncReplicasError(ServiceNotAvailableError):
-    """Too few replicas are in sync, so nothing was written. RocketMQ's IN_SYNC_REPLICAS_NOT_ENOUGH."""
+    """Too few replicas are in sync, so nothing was written. RocketMQ's name: IN_SYNC_REPLICAS_NOT_ENOUGH."""
 
     code = 1
 
@@ -374,7 +376,7 @@ class RecallError(RaymqError):
 
 
 class CreateReplyMessageError(RaymqError):
-    """A message that cannot be replied to: it was not sent with `request`."""
+    """A message cannot be replied to, because it was not sent with `request`."""
 
     code = 10007
 
@@ -382,8 +384,8 @@ class CreateReplyMessageError(RaymqError):
 class SendUnknownError(RaymqError):
     """A send was neither acknowledged nor refused. The messages may or may not be stored.
 
-    `timeout_s`: the duration of the send in s. `is_over`: True if its time limit passed; False if the `last` failure
-    ended it earlier.
+    `timeout_s`: the duration of the send in s. `is_over`: True if the send's time limit passed; False if the failure
+    `last` ended the send earlier.
     """
 
     code = 10006
@@ -408,20 +410,22 @@ class ClusterNotFoundError(RaymqError):
 
 
 class ClientStateError(RaymqError):
-    """The object is not in a state for this call (closed, not subscribed, already started)."""
+    """The object's state does not allow the call: for example, the object is closed, not subscribed or already
+    started."""
 
     code = 10000
 
 
 class TransactionError(RaymqError):
-    """A transaction cannot be ended as requested: it is unknown, belongs to another group, or has another outcome
-    already."""
+    """A transaction cannot be ended as requested: the transaction is unknown, belongs to another group, or already has
+    another outcome."""
 
     code = 1
 
 
 class TransactionTooLateError(TransactionError):
-    """The immunity time of a transaction is over: only a check may end it now."""
+    """The immunity time of a transaction is over, so only the producer's answer to a check may end the
+    transaction."""
 
     code = 604
 
@@ -430,8 +434,8 @@ class SubscriptionConflictError(ClientStateError):
     """A member of a consumer group subscribes to a topic with another expression than the group's earlier members.
     Nothing was changed.
 
-    `expression`: the member's expression. `other_expression`: the expression of `other_member`. Both are as
-    administrators see them.
+    `expression`: the member's expression. `other_expression`: the expression of `other_member`. Both are in the form
+    that administrators see.
     """
 
     def __init__(self, group: str, topic: str, expression: str, other_member: str, other_expression: str) -> None:
@@ -448,15 +452,16 @@ class SubscriptionConflictError(ClientStateError):
 
 
 class ListenerError(RaymqError):
-    """A listener cannot be sent to its actor, or it raised there."""
+    """A listener cannot be sent to its actor, or the listener raised an exception in the actor."""
 
     code = 10000
 
 
 class PredicateFailedError(RaymqError):
-    """A predicate returned no decision about a message: it raised, timed out, or ended its process.
+    """A predicate returned no decision about a message: the predicate raised, timed out, or ended its process.
 
-    No later message of the queue is returned until the predicate decides, or the consumer seeks past the message.
+    The consumer gets no later message of the queue until the predicate decides, or until the consumer seeks past the
+    message.
     """
 
     code = 10000
@@ -496,13 +501,14 @@ class StoreLockedError(StoreError):
 
 
 class StoreNotWritableError(StoreError):
-    """The store does not accept appends, for some time or for good."""
+    """The store does not accept appends, temporarily or permanently."""
 
     code = 14
 
 
 class StoreFailedError(StoreNotWritableError):
-    """The disk failed during an append. Parts of the append may be stored; the store accepts no further appends."""
+    """The disk failed during an append. Parts of the append may be stored. The store accepts no further
+    appends."""
 
 
 class StoreCorruptError(StoreError):
@@ -510,7 +516,7 @@ class StoreCorruptError(StoreError):
 
 
 class BodyUnreadableError(RaymqError):
-    """A message that cannot be read: its bytes are damaged, or its body does not decompress.
+    """A message cannot be read: its bytes are damaged, or its body does not decompress.
 
     `queue` names the queue ("orders@broker-a:0"). `queue_offset` and `physical_offset` are -1 if unknown. `reason`
     describes the damage. `record_damaged` True: the record itself is damaged, so only the message's queue and offsets
@@ -542,6 +548,6 @@ class BodyUnreadableError(RaymqError):
 
 
 class DataLossError(RaymqError):
-    """Records that a reader was promised no longer exist: retention deleted them, or their queue was deleted."""
+    """Records that a reader expects no longer exist: retention deleted the records, or their queue was deleted."""
 
     code = 21

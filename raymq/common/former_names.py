@@ -1,14 +1,14 @@
 """Makes modules importable by their former names: `raymq.errors` is now `raymq.common.errors`.
 
-These places may hold former names:
+Former names may occur in these places:
 
     Ray's GCS         stores the class and arguments of a detached actor, and restarts the actor from them
     Ray Serve         stores the code of an autoscaling policy
     a program         may store pickled messages and errors
     bin/raymq         imports `raymq.cli` until raymq is installed again
 
-`import raymq` makes each former name an alias of the module itself, so every class exists once. raymq's own code uses
-no former name; tests/unit/test_house.py checks this rule.
+`import raymq` makes each former name an alias of the present module, so that every class exists only once. raymq's own
+code uses no former name; tests/unit/test_house.py checks this rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMER_NAMES: Final = {
     **{f"raymq.{room}": f"{wing}.{room}" for wing, rooms in _MOVED.items() for room in rooms.split()},
     "raymq.record": "raymq.records.format",
 }
-"""The present name of each moved room, by its former name."""
+"""The present name of each package or module that was moved, by its former name."""
 
 
 def present_name(name: str) -> str | None:
@@ -57,7 +57,8 @@ class _Finder:
     """An importlib finder and loader of modules by their former names."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec for a former name; None for any other name, and if the module does not exist."""
+        """Return a module spec for a former name. Returns None if `name` is not a former name, or if the module does
+        not exist."""
         moved_to = present_name(name)
         present = None if moved_to is None else find_spec(moved_to)
         if present is None:
@@ -70,7 +71,7 @@ class _Finder:
         """Return None: importlib then creates an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the empty module in `sys.modules` by the module with the present name."""
+        """Replace the empty module in `sys.modules` by the module that has the present name."""
         sys.modules[module.__name__] = import_module(_present(module.__name__))
 
     def get_code(self, name: str) -> CodeType | None:

@@ -1,9 +1,10 @@
 """The user as whom this process calls raymq's actors. A process has at most one user at a time.
 
-Lane calls (raymq.remoting.lane) and signed calls of actor methods (raymq.remoting.actor_ref) are made in the name of
-this user. The user belongs to the process, not to a client, because clients share threads, lanes and broker clients. A
-reused process, such as a worker of Ray or Spark, releases the user at the end of its task (`acting_as`). Without access
-control there is no user. Nothing survives the process, and the key is never printed.
+Lane calls (calls over raymq's own socket connections, raymq.remoting.lane) and signed calls of actor methods
+(raymq.remoting.actor_ref) are made in the name of this user. The user belongs to the process, not to a client, because
+clients share threads, lanes and broker clients. A reused process, such as a worker of Ray or Spark, releases the user
+at the end of its task (`acting_as`). Without access control no user exists. The user and its key exist only in the
+process's memory, and the key is never printed.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from typing import Final
 from raymq.common.errors import ClientStateError
 
 SIGNED: Final = "signed_"
-"""Prefix of the name of an actor method's twin for signed calls."""
+"""Prefix of the names of signed actor methods. Each public actor method has a signed variant, whose arguments are a
+signature and the pickled arguments."""
 USER_NAME_MAX_BYTES: Final = 127
-"""The longest name of a user that a lane's handshake carries, as UTF-8."""
+"""Maximum length of a user's name, in bytes of UTF-8. The handshake of a lane (direct socket connection) has no space
+for more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user's name, and the key that signs in this name."""
+    """A user's name, and the key that signs requests in the user's name."""
 
     user: str
     key: bytes = field(repr=False)
 
 
 class _Holder:
-    """The identity of this process, and the number of its holders."""
+    """The identity of this process, and the number of `take` calls that still hold the identity."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,15 +49,15 @@ os.register_at_fork(after_in_child=_holder.__init__)  # type: ignore[misc]  # a 
 
 
 def present() -> Identity | None:
-    """Return the user as whom this process acts; None without a user."""
+    """Return the user as whom this process acts; None if the process acts as no user."""
     return _holder.identity
 
 
 def take(identity: Identity) -> None:
     """Act as a user until `give_back`. Each `take` needs one `give_back`.
 
-    Raises ClientStateError, and changes nothing, if this process acts as another user, or as the same user with another
-    key.
+    Raises ClientStateError, and changes nothing, if this process already acts as another user, or as the same user with
+    another key.
     """
     with _holder.lock:
         known = _holder.identity
@@ -70,11 +73,11 @@ def take(identity: Identity) -> None:
 
 
 def give_back(identity: Identity) -> None:
-    """End one `take` of this user. After the last one the process acts as no user."""
+    """Undo one `take` of this user. After the last `give_back`, the process acts as no user."""
     with _holder.lock:
         known = _holder.identity
         if known is None or not _same(known, identity):
-            return  # a forked child, or a test, may have another identity
+            return  # a forked child, or a test, may have replaced the identity
         _holder.count -= 1
         if _holder.count <= 0:
             _holder.identity, _holder.count = None, 0
@@ -82,7 +85,7 @@ def give_back(identity: Identity) -> None:
 
 @contextmanager
 def acting_as(identity: Identity | None) -> Iterator[None]:
-    """Act as a user within a `with` block. None: keep the process's present user."""
+    """Act as a user within a `with` block. If `identity` is None, the process's user does not change."""
     if identity is None:
         yield
         return

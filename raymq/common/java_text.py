@@ -1,4 +1,5 @@
-"""Reads text and numbers as Java does. Bytes on disk depend on the result: tag codes, index keys, delay levels."""
+"""Reads text and numbers as Java does. Tag codes, index keys and delay levels on disk depend on these
+conversions."""
 
 from __future__ import annotations
 
@@ -23,5 +24,6 @@ def decode_utf8(data: bytes) -> str:
 
 
 def parse_number(text: str | None) -> int | None:
-    """Parse a whole number of at most 18 digits, perhaps with a sign, as `Long.parseLong` does. None for other text."""
+    """Parse a whole number of at most 18 digits, with or without a sign, as `Long.parseLong` does. Returns None for
+    other text."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None

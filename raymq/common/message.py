@@ -1,10 +1,10 @@
-"""Messages, before they are sent and after they were read, and related values.
+"""Messages before they are sent and after they are read, and related values.
 
 A program passes a `Message` to a producer. `MessageExt` is the same message with the store's fields. The names are
 RocketMQ's (spec/messaging.md §3). `raymq.records.format.decode` decodes the bytes.
 
-Properties: RocketMQ stores tags, keys, the unique id and its own flags in the same map as the user's properties. In
-raymq, `properties` holds only the user's properties. Reserved properties are in attributes and in `system_properties`.
+RocketMQ stores tags, keys, the unique id and its own flags in the same property map as the user's properties. In raymq,
+`properties` holds only the user's properties. Reserved properties are in attributes and in `system_properties`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ PROPERTY_PRODUCER_ID: Final = "RMQ_PID"
 PROPERTY_PRODUCER_EPOCH: Final = "RMQ_EPOCH"
 PROPERTY_SEQUENCE: Final = "RMQ_SEQ"
 PROPERTY_DLQ_ORIGIN_ERROR: Final = "DLQ_ORIGIN_ERROR"
-"""Property of a dead letter, raymq's own: why the message failed last, or why its group could not read it, in one
-line."""
+"""raymq's own property of a dead letter: why the message failed last, or why its group could not read the message, in
+one line."""
 
 RESERVED_PROPERTIES: Final = frozenset(
     """KEYS TAGS WAIT DELAY REAL_TOPIC REAL_QID RETRY_TOPIC UNIQ_KEY TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET
@@ -68,21 +68,22 @@ RESERVED_PROPERTIES: Final = frozenset(
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_ERROR TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_OUT_MS
     TIMER_DEL_UNIQKEY TIMER_ROLL_TIMES __transactionId__ __CRC32# RMQ_PID RMQ_EPOCH RMQ_SEQ""".split()
 )
-"""Property names that a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and four names of raymq)."""
+"""Property names that a user may not set (spec/storage.md §1, spec/messaging.md §3.6, and four names that raymq
+adds)."""
 
 MAX_MESSAGE_SIZE_BYTES: Final = 4 * 1024 * 1024
-"""The default of the longest body: the `max_message_size_bytes` of a producer and of a store."""
+"""Default maximum size of a message's body: the default of `max_message_size_bytes` in producers and stores."""
 MESSAGE_SIZE_LIMIT_BYTES: Final = 1 << 30
-"""The greatest `max_message_size_bytes`, and so the longest body of any message."""
+"""Upper bound of the `max_message_size_bytes` setting, and so the maximum size of any message's body."""
 MAX_PROPERTIES_BYTES: Final = 32767
 LIGHT_QUEUES_MAX: Final = 500
-"""The most light queues of one message."""
+"""Maximum number of light queues that one message may name."""
 TIMER_DELAY_MAX_MS: Final = 40 * 86_400_000
-"""The longest time from now to a message's `deliver_at_ms`."""
+"""Maximum time from now to a message's `deliver_at_ms`."""
 
 
 class _NoProperties(dict[str, str]):
-    """An immutable, empty mapping: the properties of all messages that have only a topic and a body."""
+    """An immutable, empty mapping, which is the `properties` of every message that has only a topic and a body."""
 
     __slots__ = ()
 
@@ -96,8 +97,8 @@ class _NoProperties(dict[str, str]):
 
 
 PLAIN_PROPERTIES: Final = _NoProperties()
-"""The `properties` of each Message that has only a topic and a body, and of no other message. A comparison by identity
-recognises these messages, which are most messages and need less work."""
+"""The `properties` object of each Message that has only a topic and a body. No other message has this object, so a
+comparison by identity recognises such messages. They are the most common messages and need less work."""
 
 _NO_KEYS: Final = ()
 _NO_FLAG: Final = 0
@@ -107,7 +108,8 @@ _LEGAL_TOPICS: Final[set[str]] = set()
 
 
 def _check_text(what: str, text: object) -> None:
-    """Refuse text that the property string cannot hold: it uses 0x01 and 0x02 as separators and has no escape."""
+    """Raise an error if the property string cannot hold `text`. The property string uses 0x01 and 0x02 as separators
+    and has no escape character."""
     if not isinstance(text, str):
         raise MessageIllegalError(f"{what} must be a str, not {type(text).__name__}")
     if not text.strip():
@@ -121,7 +123,8 @@ def _check_text(what: str, text: object) -> None:
 
 
 def _checked_number(name: str, value: object, low: int = 0, high: int = NUMBER_MAX) -> int:
-    """Return the field `name` as a whole number from `low` to `high`. Raises MessageIllegalError."""
+    """Return the value of the message field `name` as a whole number from `low` to `high`. Raises MessageIllegalError
+    if the value is not such a number."""
     try:
         return whole_number(name, value, low, high)
     except InvalidArgumentError as error:
@@ -132,21 +135,22 @@ class Message(Struct, frozen=True, gc=False):
     """A message to send.
 
     `topic`: the topic's name. `body`: 1 byte to 4 MiB, or to 1 GiB if `max_message_size_bytes` of the producer and of
-    the store allow it. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys for
-    lookups, without spaces; a single str is one key. `properties`: the user's own, text to text. `flag`: a 32-bit
-    number that consumers get unchanged. Creating a message raises MessageIllegalError, and IllegalNameError for the
-    topic (spec/messaging.md §3.2).
+    the store allow this size. `tags`: one tag, for subscriptions such as ``"paid || refunded"``. `keys`: business keys
+    for lookups, without spaces; a single str is one key. `properties`: the user's own properties, text to text. `flag`:
+    a 32-bit number that consumers get unchanged. The constructor raises MessageIllegalError if a field breaks a rule,
+    and IllegalNameError if the topic name does (spec/messaging.md §3.2).
 
-    A message is delayed by one of: `delay_level`, RocketMQ's (1 to 18 mean 1 s to 2 h unless the store's
-    message_delay_level differs; 0 is no delay, more than 18 means 18), or `deliver_at_ms`, a time in ms since 1970, up
-    to 40 days ahead; a time in the past means now.
+    Either of two arguments delays a message. `delay_level` is RocketMQ's delay level: 1 to 18 mean 1 s to 2 h unless
+    the store's message_delay_level differs; 0 is no delay, and more than 18 means 18. `deliver_at_ms` is a time in ms
+    since 1970, up to 40 days ahead; a time in the past means now.
 
     `wait_store_msg_ok` False: the send is acknowledged when the store has written the message. The message then
-    survives the death of the store's process, but not a power cut or the loss of its node. Consumers see it at the same
-    time as other messages.
+    survives the death of the store's process, but not a power cut or the loss of its node. Consumers see the message at
+    the same time as other messages.
 
-    `light_queues`: names of up to 500 light queues that also get the message, without a copy of it; a single str is one
-    name. This needs the store settings enable_lmq and enable_multi_dispatch; see `raymq.light_queue`.
+    `light_queues`: names of up to 500 light queues that also contain the message, without a second copy of the message;
+    a single str is one name. Light queues need the store settings enable_lmq and enable_multi_dispatch; see
+    `raymq.light_queue`.
 
     A message is immutable. The garbage collector does not track it, because it holds only text, bytes and numbers.
     """
@@ -277,7 +281,8 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class SystemMessage(Message, frozen=True, gc=False):
-    """A message that raymq itself sends. It may have reserved properties, and go to a topic of the server."""
+    """A message that raymq itself sends. The message may have reserved properties, and may be sent to a topic of the
+    server."""
 
     def _check_properties(self) -> None:
         for name, value in self.properties.items():
@@ -286,18 +291,20 @@ class SystemMessage(Message, frozen=True, gc=False):
 
 
 class MessageSource(Protocol):
-    """A source of messages that decodes a field when it is read. It has one method per field of MessageExt, with the
-    field's name, that takes the message's index. The methods below are called most."""
+    """A source of messages that decodes a field when the field is read. The source has one method per field of
+    MessageExt; the method has the field's name and takes the message's index. This protocol declares only the methods
+    that are called most."""
 
     def body(self, index: int) -> bytes:
-        """Return the decompressed body of message `index`. Raises BodyUnreadableError if it cannot be read."""
+        """Return the decompressed body of message `index`. Raises BodyUnreadableError if the body cannot be
+        read."""
 
     def body_error(self, index: int) -> BodyUnreadableError | None:
         """Return the error that `body` raises for message `index`; None if the body can be read."""
 
     def body_prefix(self, index: int, max_bytes: int) -> bytes:
-        """Return the first `max_bytes` bytes of the body of message `index`. Raises BodyUnreadableError if they cannot
-        be read."""
+        """Return the first `max_bytes` bytes of the body of message `index`. Raises BodyUnreadableError if these bytes
+        cannot be read."""
 
     def queue_offset(self, index: int) -> int:
         """Return the queue offset of message `index`."""
@@ -331,8 +338,8 @@ class _MessageFields:
 
 
 class _MessageType(StructMeta):
-    """The metaclass of MessageExt: a call creates a message from the values of all fields, and patterns match by
-    fields."""
+    """The metaclass of MessageExt. It lets MessageExt(...) create a message from the values of all fields, and lets
+    `match` patterns use the fields."""
 
     @property
     def __match_args__(self) -> tuple[str, ...]:  # type: ignore[override]  # type stubs of msgspec call it writable
@@ -374,52 +381,56 @@ class _MessageType(StructMeta):
 
 
 class _MessagePlace(Struct, eq=False, gc=False):
-    """A message's source, and the message's index there. The garbage collector does not count these objects: otherwise
-    a few polls of thousands of messages would make it scan all objects of the program."""
+    """A message's source, and the message's index in the source. The garbage collector does not count these objects. If
+    it did, a few polls of thousands of messages would make it scan all objects of the program."""
 
     _source: MessageSource
     _index: int
 
 
-# msgspec does not freeze this class: its own __setattr__ does.
+# The class is not declared frozen for msgspec, because its own __setattr__ refuses changes.
 class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False, gc=False):  # type: ignore[misc]
     """A message as a consumer gets it.
 
-    `queue_offset` counts messages in the queue from 0, `physical_offset` bytes in the broker group's commit log.
-    Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's. `message_id` is the
-    producer's unique id and stays the same over retries; `offset_message_id` names this one record.
+    `queue_offset` counts messages in the queue from 0. `physical_offset` counts bytes in the broker group's commit log.
+    Timestamps are milliseconds since 1970: `born` by the producer's clock, `store` by the store's clock. `message_id`
+    is the producer's unique id and stays the same over retries; `offset_message_id` names this one record.
 
     A message from a poll refers to the bytes that the poll read, whose CRC was checked, and decodes a field each time
-    it is read. On the storage actor's node these bytes are the mapped commit log; on other nodes one fetch of up to 8
-    MiB. The bytes stay in memory, or in a deleted file on the disk, while any message of the poll exists. A program
-    that keeps messages for long should keep `copy.copy(message)`, which refers to nothing else. Pickling also copies.
+    the field is read. On the storage actor's node these bytes are the mapped commit log; on other nodes they are the
+    result of one fetch of up to 8 MiB. The bytes stay in memory, or in a deleted file on the disk, while any message of
+    the poll exists. A program that keeps messages for long should keep `copy.copy(message)`, which does not refer to
+    the poll's bytes. Pickling also copies.
 
     A damaged message is delivered too: reading its `body` raises BodyUnreadableError, and `body_error` holds the error.
-    A compressed body is decompressed when it is read, up to the largest `max_message_size_bytes` of the stores that the
-    process reads, at least 4 MiB. If the record itself is damaged (`body_error.record_damaged`), only topic, broker
-    name, queue id, queue offset and physical offset are known; text fields are empty, and numbers are 0.
+    A compressed body is decompressed when the body is read. The decompressed size is limited to the largest
+    `max_message_size_bytes` of the stores that the process reads, at least 4 MiB. If the record itself is damaged
+    (`body_error.record_damaged`), only topic, broker name, queue id, queue offset and physical offset are known; text
+    fields are empty, and numbers are 0.
     """
 
     @staticmethod
     def decoded(values: tuple[Any, ...]) -> MessageExt:
-        """Return a message with the values of all fields, in order. Equals `MessageExt(*values)`, but is faster."""
+        """Return a message with the values of all fields, in field order. The result equals `MessageExt(*values)`, but
+        is created faster."""
         return _make_message(_DecodedMessage(values), 0)
 
     @staticmethod
     def of_source(source: MessageSource, indices: Iterable[int]) -> list[MessageExt]:
-        """Return the messages of a source at these indices."""
-        # No line of Python runs per message: a poll creates thousands.
+        """Return the messages at the given indices of a source."""
+        # Run no Python code per message, because a poll creates thousands of messages.
         return list(map(_make_message, repeat(source), indices))
 
     @staticmethod
     def damaged(error: BodyUnreadableError, queue: MessageQueue) -> MessageExt:
-        """Return a message for a damaged record of `queue`. Only its queue and offsets are known."""
+        """Return a message that stands for a damaged record of `queue`. Only the message's queue and offsets
+        are known."""
         place = (queue.broker_name, queue.queue_id, error.queue_offset, error.physical_offset)
         return MessageExt.decoded((queue.topic, error, None, (), {}, 0, *place, 0, 0, "", "", "", "", 0, 0, {}))
 
     @property
     def body_error(self) -> BodyUnreadableError | None:
-        """The error that reading `body` raises; None for a message whose body can be read.
+        """The error that reading `body` raises; None if the body can be read.
 
         The first access decompresses a compressed body.
         """
@@ -428,15 +439,14 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
     @property
     def record_damaged(self) -> bool:
-        """True if the record itself is damaged: only the message's queue and offsets are known. Does not read the
-        body."""
+        """True if the record itself is damaged, so that only the message's queue and offsets are known. Reading this
+        property does not read the body."""
         return not self.offset_message_id
 
     def _body_prefix(self, max_bytes: int) -> bytes:
-        """Return the first `max_bytes` bytes of `body` without decompressing the rest, for parts of raymq that show a
-        preview.
+        """Return the first `max_bytes` bytes of `body` without decompressing the rest, for a preview.
 
-        Raises BodyUnreadableError if these bytes cannot be read. Damage in later compressed bytes is not noticed.
+        Raises BodyUnreadableError if these bytes cannot be read. Damage in later compressed bytes is not detected.
         """
         prefix: bytes = self._source.body_prefix(self._index, max_bytes)
         return prefix
@@ -465,28 +475,30 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _in_queue(self, topic: str, queue_id: int) -> MessageExt:
-        """Return this message with another topic and queue id, for parts of raymq that know where it was sent."""
+        """Return this message with another topic and queue id: the topic and queue to which the message was
+        sent."""
         return self._replaced(topic=topic, queue_id=queue_id)
 
     def _replaced(self, **changes: Any) -> MessageExt:
-        """Return this message with other values of some fields. dataclasses.replace cannot copy an unreadable body."""
+        """Return a copy of this message in which the named fields have other values. dataclasses.replace cannot copy a
+        message with an unreadable body."""
         values = zip(_FIELDS, self._values(), strict=True)
         return MessageExt.decoded(tuple([changes.get(name, value) for name, value in values]))
 
     def _values(self) -> tuple[Any, ...]:
-        """Return the values of all fields; for an unreadable body, its error."""
+        """Return the values of all fields in order. For an unreadable body, the value is the error."""
         error = self.body_error
         return tuple([getattr(self, name) if error is None or name != "body" else error for name in _FIELDS])
 
     @property
     def queue(self) -> MessageQueue:
-        """The message's queue."""
+        """The queue from which the message was read."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def light_queues(self) -> tuple[str, ...]:
-        """The names of the light queues to which the message was also sent. A message read from a light queue has that
-        queue's topic and offset; `sent_to` is its original topic."""
+        """The names of the light queues to which the message was also sent. For a message read from a light queue,
+        `topic` and `queue_offset` are the light queue's, and `sent_to` is the original topic."""
         names = self.system_properties.get(PROPERTY_INNER_MULTI_DISPATCH, "").split(",")
         return tuple(name.removeprefix(LMQ_PREFIX) for name in names if name)
 
@@ -497,13 +509,13 @@ class MessageExt(_MessageFields, _MessagePlace, metaclass=_MessageType, eq=False
 
 
 _make_message: Final[Callable[[Any, int], MessageExt]] = partial(StructMeta.__call__, MessageExt)
-"""Creates a message from its source and its index there."""
+"""Create a message from its source and the message's index in the source."""
 _FIELDS: Final[tuple[str, ...]] = _MessageFields.__match_args__
 _BODY: Final = _FIELDS.index("body")
 
 
 class _DecodedMessage:
-    """A source of one message whose fields are all decoded."""
+    """A message source that contains one message, whose fields are all decoded."""
 
     __slots__ = ("_values",)
 
@@ -529,13 +541,13 @@ def _read_value(number: int) -> Callable[[Any, int], Any]:
 
 
 def _read_field(name: str) -> property:
-    if name == "body":  # read for every message, so without a look-up by name
+    if name == "body":  # `body` is read for every message, so this branch avoids a look-up by name
         return property(lambda self: self._source.body(self._index))
     return property(lambda self: getattr(self._source, name)(self._index))
 
 
 for _number, _name in enumerate(_FIELDS):
-    # Set after the decorator: class attributes in the class body would become the fields' defaults.
+    # Define the methods after the class decorator has run: in the class body they would become the fields' defaults.
     if _name != "body":
         setattr(_DecodedMessage, _name, _read_value(_number))
     setattr(_MessageFields, _name, _read_field(_name))
@@ -554,8 +566,8 @@ class MessageQueue:
 
 
 def checked_queue(name: str, queue: object) -> MessageQueue:
-    """Return the argument `name` if it is a MessageQueue with a valid queue id. Ids of numpy become ints. Raises
-    InvalidArgumentError."""
+    """Return `queue` if it is a MessageQueue with a valid queue id, else raise InvalidArgumentError, which calls the
+    argument `name`. A queue id that is a numpy integer becomes an int."""
     if not isinstance(queue, MessageQueue):
         raise InvalidArgumentError(f"{name}: expected a raymq.MessageQueue, not {queue!r}")
     if type(queue.queue_id) is int and 0 <= queue.queue_id <= INT32_MAX:
@@ -573,9 +585,9 @@ class SendStatus(Enum):
 
 
 class SendResult(Struct, frozen=True, gc=False):
-    """The queue and offset of a sent message. `message_id`: the unique id. `offset_message_id`: names the message's
-    record. `recall_handle`: recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None for other
-    messages."""
+    """The result of one sent message: its queue and offset. `message_id`: the unique id. `offset_message_id`: names the
+    message's record. `recall_handle`: recalls a message that waits for its `deliver_at_ms` (`Producer.recall`); None
+    for other messages."""
 
     status: SendStatus
     message_id: str
@@ -596,8 +608,8 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """The result of one read of one queue. Continue at `next_offset`. `max_offset`: the offset that the next message
-    will get."""
+    """The result of one read of one queue. Continue reading at `next_offset`. `max_offset`: the offset that the queue's
+    next message will get."""
 
     status: PullStatus
     messages: tuple[MessageExt, ...]
@@ -607,22 +619,23 @@ class PullResult:
 
 
 class ConsumeStatus(IntEnum):
-    """A listener's answer. None means CONSUME_SUCCESS, an exception RECONSUME_LATER. A plain number is not an
-    answer."""
+    """A listener's answer. None means CONSUME_SUCCESS; an exception means RECONSUME_LATER. A plain number is not a
+    valid answer."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
 
 
 class MessageModel(Enum):
-    """CLUSTERING divides a topic's queues among a group's members; BROADCASTING gives each member all queues."""
+    """How a consumer group shares a topic. CLUSTERING divides the topic's queues among the group's members;
+    BROADCASTING gives each member all queues."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class ConsumeFromWhere(Enum):
-    """The start of a group without a committed offset (spec/messaging.md §5.4)."""
+    """The position at which a group without a committed offset starts (spec/messaging.md §5.4)."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -630,7 +643,8 @@ class ConsumeFromWhere(Enum):
 
 
 def message_list(messages: Iterable[Message]) -> list[Message]:
-    """Return `messages` as a list. Raises MessageIllegalError naming the first item that is not a Message."""
+    """Return `messages` as a list. Raises MessageIllegalError, which names the first item that is not a
+    Message."""
     result = list(messages)
     if any(kind is not Message for kind in set(map(type, result))):
         for message in result:

@@ -1,7 +1,7 @@
 """The rules for names of topics and groups, and the names of actors.
 
-Rules for topics and groups are RocketMQ's (spec/messaging.md §2.5). An actor's name is a value that formats and parses
-itself, so no module spells a name by hand: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
+Rules for topics and groups are RocketMQ's (spec/messaging.md §2.5). An actor's name is an object that formats and
+parses its own text, so that no module builds the text itself: `storage-broker-a-0` is `StorageName("broker-a", 0)`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ NAMESPACE: Final = "raymq"
 """The Ray namespace of every raymq actor."""
 
 INSTANCES: Final = "raymq-instances"
-"""The Ray namespace of actors that run users' functions: push consumers' Listeners, and PredicateRunners."""
+"""The Ray namespace of actors that run users' functions: Listeners of push consumers, and PredicateRunners."""
 
 CONTROLLER: Final = "controller"
-"""The actor that elects the master of each broker group of several replicas."""
+"""Name of the Controller actor, which elects the masters of broker groups that have several replicas."""
 
 BROKER_GROUPS_MAX: Final = 26
-"""The most broker groups: a letter names each, from broker-a to broker-z."""
+"""Maximum number of broker groups in a cluster. A letter names each group, from broker-a to broker-z."""
 USERS_BROKER: Final = "broker-a"
-"""The first broker group, which stores the changes of users and policies."""
+"""Name of the first broker group, which stores the changes of users and policies."""
 
 CONSOLE: Final = "console"
-"""The actor that serves the web console, if the cluster has one."""
+"""Name of the actor that serves the web console, if the cluster has a console."""
 
 TOPIC_NAME_MAX: Final = 127
 INTERNAL_TOPIC_NAME_MAX: Final = 255
@@ -35,24 +35,27 @@ GROUP_NAME_MAX: Final = 120
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""The prefix of light queues. A message is put into its light queues besides its own queue
+"""The name prefix of light queues. A message that names light queues is put into them and into its own queue
 (storage/dispatch/multi_dispatch.py)."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 STATE_TOPIC: Final = SYSTEM_PREFIX + "broker_state"
-"""The topic with the records of a broker's state, in the broker's own store (actors.broker.state_log)."""
+"""The topic with the records of a broker's state, in the store of the broker's own group
+(actors.broker.state_log)."""
 REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-"""The suffix of the topic with a cluster's replies to requests. The prefix is the cluster's name."""
+"""The name suffix of the topic with a cluster's replies to requests. The topic's name begins with the cluster's
+name."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 """The topic with the messages of open transactions. It has one queue, 0."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""The topic with records that name finished half messages."""
+"""The topic with op records, which name the half messages whose transactions have ended."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""The topic with half messages whose outcome no check could find out."""
+"""The topic that receives half messages whose outcome remained unknown after all checks."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
-"""The topic with trace records (raymq.telemetry.trace), unless a client names another topic."""
+"""The default topic of trace records (raymq.telemetry.trace). A client may name another topic."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""A topic of brokers that create a topic at the first send. New topics get the permission of this topic."""
+"""A topic that exists on brokers that create topics at the first send. New topics get the permission of this
+topic."""
 
 TRANSACTION_TOPICS: Final = frozenset((HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC))
 """The topics to which only transactions write."""
@@ -71,10 +74,11 @@ SYSTEM_GROUPS: Final = frozenset(
 """RocketMQ's predefined groups (spec/messaging.md §2.7)."""
 
 REBALANCE_SLOTS: Final = 4
-"""The number of slots into which consumer groups are divided by name; also the most Rebalance actors of a cluster."""
+"""Number of slots into which consumer groups are divided by name. This number is also the maximum number of Rebalance
+actors in a cluster."""
 
 NODE_ID_SHOWN: Final = 16
-"""Hexadecimal digits of a Ray node's id that are shown; the whole id has 56."""
+"""Number of hexadecimal digits of a Ray node's id that raymq shows; the whole id has 56."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "use letters, digits and the characters % | - _"
@@ -86,8 +90,8 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """True if the server created `topic` for itself or for a group, or if `topic` is a light queue. No user created it
-    by name."""
+    """True if the server created `topic` for its own use or for a group, or if `topic` is a light queue. Users do not
+    create internal topics by name."""
     return is_system_topic(topic) or topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
 
 
@@ -100,8 +104,8 @@ def light_queue(name: str) -> str:
     """Return the topic under which the light queue `name` is consumed:
     ``consumer.subscribe(raymq.light_queue("alice"))``.
 
-    The topic has one queue, 0, in each broker group, with the messages whose `Message.light_queues` contain `name`.
-    Raises IllegalNameError.
+    The topic has one queue, 0, in each broker group. The queue contains the messages whose `Message.light_queues`
+    contain `name`. Raises IllegalNameError if the topic's name is not legal.
 
     >>> light_queue("alice")
     '%LMQ%alice'
@@ -114,22 +118,23 @@ def light_queue(name: str) -> str:
 
 
 def is_system_group(group: str) -> bool:
-    """True if `group` belongs to the server or its tools. Such a group need not be created."""
+    """True if `group` belongs to the server or its tools. A system group may be used without being created."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Return the retry topic of a group: it delivers failed messages again."""
+    """Return the name of a group's retry topic, which delivers failed messages again."""
     return RETRY_PREFIX + group
 
 
 def dlq_topic(group: str) -> str:
-    """Return the dead-letter topic of a group: messages that the group could not consume in all its attempts."""
+    """Return the name of a group's dead-letter topic, which holds the messages that the group could not consume in all
+    its attempts."""
     return DLQ_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """Return the topic of the replies to a cluster's requests.
+    """Return the name of the topic that holds the replies to a cluster's requests.
 
     >>> reply_topic("raymq")
     'raymq_REPLY_TOPIC'
@@ -172,7 +177,7 @@ def _check(kind: str, name: str, longest: int) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NameServerName:
-    """`nameserver-0`"""
+    """Name of a NameServer actor, such as `nameserver-0`."""
 
     index: int
 
@@ -182,7 +187,7 @@ class NameServerName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StorageName:
-    """`storage-broker-a-0`: replica 0 of broker group `broker-a`."""
+    """Name of a storage actor: `storage-broker-a-0` is replica 0 of broker group `broker-a`."""
 
     broker_name: str
     replica: int
@@ -200,7 +205,8 @@ class StorageName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicatorName:
-    """`replicator-broker-a-1`: the actor that copies the log to replica 1 of broker group `broker-a`."""
+    """Name of a replicator actor: `replicator-broker-a-1` copies the log to replica 1 of broker group
+    `broker-a`."""
 
     broker_name: str
     replica: int
@@ -211,7 +217,7 @@ class ReplicatorName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RebalanceName:
-    """`rebalance-0`: one of the actors that assign the queues of consumer groups."""
+    """Name of a Rebalance actor, such as `rebalance-0`. Rebalance actors assign the queues of consumer groups."""
 
     index: int
 
@@ -221,8 +227,8 @@ class RebalanceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PullName:
-    """`pull-3f9a2c…`: the actor that serves all push-consumer instances of a Ray node. The name has the prefix of the
-    node's id."""
+    """Name of a Pull actor, such as `pull-3f9a2c…`, which serves all push-consumer instances of a Ray node. The name
+    contains the beginning of the node's id."""
 
     node_id: str
 
@@ -232,7 +238,8 @@ class PullName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PredicateName:
-    """`predicate-STORAGE-3f9a2c…-GROUP-0a1b…`: runs one predicate of a group on the node of a storage actor.
+    """Name of a predicate actor, such as `predicate-STORAGE-3f9a2c…-GROUP-0a1b…`. The actor runs one predicate of a
+    consumer group on the node of a storage actor.
 
     `user`: the user as whom the predicate's actor reads, at the end of the name; empty without access control.
     """
@@ -250,7 +257,8 @@ class PredicateName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstanceName:
-    """`pull-GROUP-0`: instance 0 of a push consumer, a member of its group under this name."""
+    """Name of a push-consumer instance: `pull-GROUP-0` is instance 0. The instance is a member of its group under this
+    name."""
 
     group: str
     instance: int
@@ -260,7 +268,8 @@ class InstanceName:
 
     @classmethod
     def parse(cls, text: str) -> InstanceName:
-        """Parse the text of a name; the group's name may contain hyphens. Raises InvalidArgumentError."""
+        """Parse an instance name; the group's name may contain hyphens. Raises InvalidArgumentError if `text` has
+        another form."""
         kind, _, rest = text.partition("-")
         group, _, instance = rest.rpartition("-")
         if kind != "pull" or not group or not instance.isdecimal():

@@ -1,10 +1,11 @@
 """Names of topics and groups within a namespace, in RocketMQ's spelling (spec/features.md §9).
 
 A namespace separates teams that use the same names: topic `orders` of namespace `team-a` is stored as `team-a%orders`.
-The prefix of a retry, dead-letter or light-queue topic stays in front: `%RETRY%team-a%billing`. Names of the server
-(system topics, replies to requests, system groups) are the same in every namespace.
+In the name of a retry, dead-letter or light-queue topic, the namespace follows the prefix: `%RETRY%team-a%billing`.
+Names of the server (system topics, replies to requests, system groups) are the same in every namespace.
 
-The functions convert text. `Namespace` converts a client's names, queues and messages. The module has no state.
+The module's functions convert text. `Namespace` converts a client's names, queues and messages. The module has no
+state.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _LEGAL_NAMESPACE: Final = re.compile(r"[|a-zA-Z0-9_-]+")
 
 
 def check_namespace(namespace: str) -> str:
-    """Return `namespace` if names can be wrapped in it and unwrapped again, else raise IllegalNameError.
+    """Return `namespace` if it is a legal namespace, else raise IllegalNameError.
 
-    A namespace has letters, digits and the characters ``| - _``. A ``%`` would make its end ambiguous. A namespace that
-    begins like system topics or groups would turn each of its names into a name of the server.
+    A namespace has letters, digits and the characters ``| - _``. A ``%`` would make the end of the namespace ambiguous.
+    If a namespace began like system topics or groups, each name in it would look like a name of the server.
     """
     if not isinstance(namespace, str) or not namespace.strip():
         raise IllegalNameError("namespace", str(namespace), "it is blank")
@@ -49,10 +50,10 @@ def check_namespace(namespace: str) -> str:
 def wrap(namespace: str, name: str) -> str:
     """Return the name under which topic or group `name` of `namespace` is stored (spec/features.md §12.8, 145 to 151).
 
-    Returned unchanged: a name if the namespace is empty, an empty name, a name of the system, and a name that is
-    already in this namespace. A name in another namespace is wrapped again. In a retry, dead-letter or light-queue
-    topic, the part after the prefix is wrapped, so that ``wrap(ns, retry_topic(g)) == retry_topic(wrap(ns, g))`` for
-    every group, even a system group.
+    `name` is returned unchanged if the namespace or the name is empty, if the name belongs to the server, or if the
+    name is already in this namespace. A name in another namespace is wrapped again. In a retry, dead-letter or
+    light-queue topic, the part after the prefix is wrapped, so that ``wrap(ns, retry_topic(g)) == retry_topic(wrap(ns,
+    g))`` for every group, even a system group.
 
     >>> wrap("team-a", "orders"), wrap("team-a", "%RETRY%billing"), wrap("team-a", "SCHEDULE_TOPIC_XXXX")
     ('team-a%orders', '%RETRY%team-a%billing', 'SCHEDULE_TOPIC_XXXX')
@@ -67,11 +68,11 @@ def wrap(namespace: str, name: str) -> str:
 
 def unwrap(name: str, namespace: str | None = None) -> str:
     """Return `name` without its namespace (spec/features.md §12.8, 152 to 158). The prefix of a retry, dead-letter or
-    light-queue topic stays.
+    light-queue topic is kept.
 
-    With `namespace`, only this namespace is removed; an empty one removes nothing. Without `namespace`, everything up
-    to the first ``%`` that is not the first character counts as the namespace: a name in no namespace that contains a
-    ``%`` is truncated. Names of the system are returned unchanged.
+    If `namespace` is given, only this namespace is removed; an empty `namespace` removes nothing. If `namespace` is
+    None, everything up to the first ``%`` that is not the first character counts as the namespace. So a name that
+    contains a ``%`` but has no namespace is truncated. Names of the server are returned unchanged.
 
     >>> unwrap("team-a%orders"), unwrap("%DLQ%team-a%billing"), unwrap("team-a%orders", "team-b")
     ('orders', '%DLQ%billing', 'team-a%orders')
@@ -84,7 +85,7 @@ def unwrap(name: str, namespace: str | None = None) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """Return the namespace of topic or group `name`; empty for no namespace and for names of the system.
+    """Return the namespace of topic or group `name`; empty if the name has no namespace or belongs to the server.
 
     >>> namespace_of("%RETRY%team-a%billing"), namespace_of("orders")
     ('team-a', '')
@@ -104,23 +105,23 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_system(name: str) -> bool:
-    """True if RocketMQ does not wrap `name`. Unlike `is_system_group`: RocketMQ wraps predefined groups such as
-    TOOLS_CONSUMER, but not groups with the system prefix."""
+    """True if RocketMQ adds no namespace to `name`. The result differs from `is_system_group`: RocketMQ adds a
+    namespace to predefined groups such as TOOLS_CONSUMER, but not to groups with the system prefix."""
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)
 
 
 class Namespace:
-    """Wraps a client's names in one namespace, and unwraps names for the client.
+    """Adds one namespace to a client's names, and removes the namespace from the names that the client sees.
 
-    The empty namespace changes nothing. A name that is already in the namespace is not wrapped again.
+    The empty namespace changes nothing. A name that is already in the namespace is not changed again.
     """
 
     def __init__(self, name: str = "") -> None:
-        """Raises IllegalNameError for a name that a namespace cannot have."""
+        """Raises IllegalNameError if `name` is not a legal namespace."""
         self.name = check_namespace(name) if name else ""
 
     def __bool__(self) -> bool:
-        """True if this namespace changes names."""
+        """True if this namespace is not empty, so that it changes names."""
         return bool(self.name)
 
     def __reduce__(self) -> tuple[type[Namespace], tuple[str]]:
@@ -131,17 +132,18 @@ class Namespace:
         return wrap(self.name, name) if self.name and isinstance(name, str) else name
 
     def unwrap(self, name: str) -> str:
-        """Return a stored name as users of this namespace see it. A name in another namespace is returned unchanged."""
+        """Return a stored name as users of this namespace see it, without the namespace. A name in another namespace is
+        returned unchanged."""
         return unwrap(name, self.name) if self.name else name
 
     def has(self, name: str) -> bool:
-        """True if a stored name is in this namespace. The empty namespace contains all names."""
+        """True if the stored name `name` is in this namespace. The empty namespace contains all names."""
         return not self.name or namespace_of(name) == self.name
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return the stored form of a queue: its topic is wrapped."""
+        """Return the stored form of a queue, whose topic contains the namespace."""
         if not self.name or not isinstance(queue, MessageQueue):
-            return queue  # the caller refuses values that are no queue
+            return queue  # the caller refuses values that are not queues
         return MessageQueue(wrap(self.name, queue.topic), queue.broker_name, queue.queue_id)
 
     def shown_queue(self, queue: MessageQueue) -> MessageQueue:
@@ -153,7 +155,7 @@ class Namespace:
         return [self.shown_queue(queue) for queue in queues]
 
     def shown_messages(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return messages with the topics that users of this namespace see. Nothing is decoded."""
+        """Return messages with the topics that users of this namespace see. No message is decoded."""
         if not self.name:
             return messages
         shown: list[MessageExt] = []
@@ -166,7 +168,7 @@ class Namespace:
         return shown
 
     def shown_message(self, message: MessageExt) -> MessageExt:
-        """Return a message with the topic that users of this namespace see."""
+        """Return `message` with the topic that users of this namespace see, without the namespace."""
         return self.shown_messages([message])[0]
 
 
@@ -175,7 +177,8 @@ NO_NAMESPACE: Final = Namespace()
 
 
 class _ShownMessages:
-    """A source of messages with unwrapped topics. It takes all other fields from the wrapped source."""
+    """A source of messages whose topics have no namespace. All other fields come from the source that this object
+    wraps."""
 
     def __init__(self, source: MessageSource, namespace: str) -> None:
         self._source: Any = source

@@ -1,13 +1,13 @@
-"""Checks of numbers that programs pass. A number is accepted, or refused with an error that names its bounds.
+"""Checks of numbers that programs pass to raymq. A number is accepted, or refused with an error that names its bounds.
 
     one value     whole_number, real_number, seconds, number_in; number_of_text for typed text
     arguments     checked: every argument that is annotated as int or float
                   bounded: the ranges of arguments, if annotation and name do not define them
     fields        check_fields: the numbers of a settings object
 
-A number may be anything: text from an environment variable, NaN, a number of numpy, a bool. Without an explicit range,
-an int has at most 63 bits and a sign, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`) is at most
-31 years. So no accepted number overflows a record, a lock or a poll.
+A program may pass anything as a number: text from an environment variable, NaN, a numpy number, a bool. If no range is
+given, an int has at most 63 bits and a sign, a time in ms (`…_ms`) is not negative, and a time in seconds (`…_s`) is at
+most 31 years. So no accepted number overflows a record, a lock or a poll.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from typing import Any, Final, NamedTuple, TypeVar
 from raymq.common.errors import InvalidArgumentError
 
 NUMBER_MAX: Final = 2**63 - 1
-"""The greatest allowed argument. The least allowed argument is its negative."""
+"""The greatest number that an argument may have. The least number is the negative of this number."""
 INT32_MAX: Final = 2**31 - 1
 LONGEST_TIME_S: Final = 1e9
-"""The longest allowed time: 31 years."""
+"""Maximum value of a time argument, in seconds: about 31 years."""
 _DIGITS_MAX: Final = 19
-"""The digits of NUMBER_MAX."""
+"""Number of decimal digits of NUMBER_MAX."""
 _SHOWN_CHARS: Final = 80
-"""The most characters of a refused value in an error."""
+"""Maximum number of characters of a refused value that an error shows."""
 _NUMBER: Final = re.compile(r"(?P<mapping>(?:Mapping|dict)\[.+, )?(?P<kind>int|float)\]?(?P<optional> \| None)?")
-"""Annotations of checked arguments: a number or a mapping to numbers, perhaps None."""
+"""Pattern of the annotations whose arguments are checked: a number or a mapping to numbers, optionally None."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NumberRange(NamedTuple):
-    """The allowed values of a number: `low` to `high`, both included, and `otherwise` if that is not None."""
+    """The allowed values of a number: `low` to `high`, both included, and also the value `otherwise` if it is
+    not None."""
 
     low: float = -NUMBER_MAX
     high: float = NUMBER_MAX
@@ -58,35 +59,38 @@ TIME_MS: Final = NumberRange(0, NUMBER_MAX)
 POSITIVE: Final = NumberRange(1, NUMBER_MAX)
 NOT_NEGATIVE: Final = NumberRange(0, NUMBER_MAX)
 RATE: Final = NumberRange(0.001, 1e9)
-"""Messages per second: a slower rate would wait for longer than a quarter of an hour for each message."""
+"""Allowed rates, in messages per second. A slower rate would wait longer than a quarter of an hour for each
+message."""
 
 
 def whole_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> int:
-    """Return the argument `name` as an int from `low` to `high`. Numbers of numpy are accepted, bools are not. Raises
-    InvalidArgumentError."""
+    """Return the argument `name` as an int from `low` to `high`. Numpy numbers are accepted; bools are not. Raises
+    InvalidArgumentError if `value` is not such a number."""
     return _whole(name, value, NumberRange(low, high))
 
 
 def real_number(name: str, value: object, low: float = -NUMBER_MAX, high: float = NUMBER_MAX) -> float:
-    """Return the argument `name` as an int or a float from `low` to `high`. Numbers of numpy are accepted; bools and
-    NaN are not. Raises InvalidArgumentError."""
+    """Return the argument `name` as an int or a float from `low` to `high`. Numpy numbers are accepted; bools and NaN
+    are not. Raises InvalidArgumentError if `value` is not such a number."""
     return _real(name, value, NumberRange(low, high))
 
 
 def seconds(name: str, value: object, low: float = 0.0) -> float:
-    """Return the argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. Raises InvalidArgumentError."""
+    """Return the argument `name` as a time in seconds, from `low` to LONGEST_TIME_S. Raises InvalidArgumentError if
+    `value` is not such a time."""
     return _real(name, value, NumberRange(low, LONGEST_TIME_S))
 
 
 def number_of_text(name: str, text: str, bounds: NumberRange = NOT_NEGATIVE) -> int:
-    """Parse a whole number in decimal digits that a user typed. Raises InvalidArgumentError."""
+    """Parse a whole number in decimal digits that a user typed. Raises InvalidArgumentError if `text` is not a whole
+    number within `bounds`."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
         raise InvalidArgumentError(f"{name} must be a whole number, {bounds}, not {shown(text)}")
     return _whole(name, int(text), bounds)
 
 
 def bounded(**ranges: NumberRange) -> Callable[[F], F]:
-    """Define the ranges of a function's arguments, for `checked`."""
+    """Decorate a function with the allowed ranges of its arguments, for `checked`."""
 
     def mark(function: F) -> F:
         function.number_ranges = ranges  # type: ignore[attr-defined]
@@ -96,8 +100,8 @@ def bounded(**ranges: NumberRange) -> Callable[[F], F]:
 
 
 def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[object], Any], bool]]:
-    """Return the checks of a function's arguments that are numbers or map to numbers, by name, and whether each
-    argument may be None."""
+    """Return the checks of a function's number arguments, by argument name. The value for each argument is its check,
+    and whether the argument may be None."""
     ranges: Mapping[str, NumberRange] = getattr(function, "number_ranges", {})
     checks: dict[str, tuple[Callable[[object], Any], bool]] = {}
     for name, parameter in signature(function).parameters.items():
@@ -111,8 +115,8 @@ def number_checks(function: Callable[..., Any]) -> dict[str, tuple[Callable[[obj
 
 
 def checked(function: F) -> F:
-    """Return the function with checks: numbers out of their ranges raise InvalidArgumentError before the function
-    begins."""
+    """Return `function` with checks of its number arguments. A number outside its range raises InvalidArgumentError
+    before the function begins."""
     found = number_checks(function)
     if not found:
         return function
@@ -144,20 +148,22 @@ def checked(function: F) -> F:
 
 
 def check_fields(settings: object, ranges: Mapping[str, NumberRange]) -> None:
-    """Check fields of a frozen settings object, and convert each to a plain number. A field is a real number if the
-    lower bound of its range is a float, else a whole number. Raises InvalidArgumentError."""
+    """Check the number fields of a frozen settings object, and convert each field to a plain int or float. A field is a
+    real number if the lower bound of its range is a float, else a whole number. Raises InvalidArgumentError if a field
+    is out of its range."""
     for name, bounds in ranges.items():
         object.__setattr__(settings, name, number_in(name, getattr(settings, name), bounds))
 
 
-def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an int, or a float for a real range
+def number_in(name: str, value: object, bounds: NumberRange) -> Any:  # Any: an int, or a float if the range is real
     """Return the argument `name` as a number within `bounds`: a real number if the lower bound is a float, else a whole
-    number. Raises InvalidArgumentError."""
+    number. Raises InvalidArgumentError if `value` is not such a number."""
     return (_real if isinstance(bounds.low, float) else _whole)(name, value, bounds)
 
 
 def shown(value: object, chars_max: int = _SHOWN_CHARS) -> str:
-    """Return a refused value as text for an error. Long text is cut; an int of thousands of digits has no text."""
+    """Return a refused value as text for an error. Long text is truncated. An int of thousands of digits gets a
+    description, because Python refuses to print it."""
     try:
         text = repr(value)
     except ValueError:
@@ -199,7 +205,7 @@ def _real(name: str, value: object, bounds: NumberRange) -> float:
             raise InvalidArgumentError(f"{name} must be a number, {bounds}, not {shown(value)}")
         try:
             value = float(value)
-        except OverflowError:  # a fraction that no float can represent
+        except OverflowError:  # the value is a fraction that no float can represent
             raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}") from None
     if not bounds.has(value):
         raise InvalidArgumentError(f"{name} must be {bounds}, not {shown(value)}")

@@ -1,9 +1,10 @@
-"""Calls in other threads: several at a time, or one that no signal handler interrupts.
+"""Calls in other threads: several calls at a time, or one call that no signal handler interrupts.
 
-Both also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread has finished,
-before functions registered with `atexit` run; a client that is closed there still has offsets to commit.
+Both kinds of call also work while the interpreter shuts down. A `ThreadPoolExecutor` refuses work after the main thread
+has finished, before functions registered with `atexit` run. But a client that is closed in such a function still has to
+commit offsets.
 
-Python runs signal handlers only in the main thread, between two bytecodes, and an exception of a handler (ctrl-C raises
+Python runs signal handlers only in the main thread, between two bytecodes. An exception of a handler (ctrl-C raises
 KeyboardInterrupt) appears in the interrupted code. `aside` makes a call in a helper thread while the main thread waits.
 So the handler's exception ends the wait, never the call.
 """
@@ -26,16 +27,16 @@ Result = TypeVar("Result")
 
 
 HELPER_IDLE_S: Final = 10.0
-"""A helper thread that is unused for this time ends, if another helper is idle."""
+"""Seconds after which an unused helper thread ends, if another helper is idle."""
 SIGNAL_LOOK_S: Final = 1.0
-"""The longest time until a signal's handler runs. A signal just before the main thread blocks does not wake the
-thread."""
+"""Maximum delay of a signal handler, in seconds. A signal that arrives just before the main thread blocks does not wake
+the thread."""
 
 logger = logging.getLogger(__name__)
 
 
 class _HelperCall:
-    """A call that a helper makes, and its result. `ended` is locked until the call has ended."""
+    """A call that a helper thread makes, and its result. The lock `ended` is held until the call has ended."""
 
     __slots__ = ("arguments", "ended", "error", "function", "keywords", "result")
 
@@ -55,7 +56,7 @@ class _HelperCall:
 
 
 class _Helper:
-    """A thread that makes calls for the main thread. It waits in `_idle` between calls."""
+    """A helper thread that makes calls for the main thread. Between calls the helper is in the list `_idle`."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[_HelperCall] = SimpleQueue()
@@ -63,17 +64,19 @@ class _Helper:
 
     def _run(self) -> None:
         while (call := self._next()) is not None:
-            if not _idle:  # the main thread finds an idle helper next time
+            if not _idle:  # start a further helper, so that the main thread's next call finds an idle one
                 try:
                     _idle.append(_Helper())
-                except RuntimeError as error:  # the process cannot start more threads; the call needs no other helper
+                # the process cannot start more threads; this helper can still make the call
+                except RuntimeError as error:
                     logger.debug("no further helper thread can be started now: %s", error)
             call.make()
             del call
             _idle.append(self)
 
     def _next(self) -> _HelperCall | None:
-        """Return the next call; None if this thread was idle for so long that it should end."""
+        """Return the next call for this helper; None if the helper was idle for so long that its thread should
+        end."""
         while True:
             try:
                 return self.calls.get(timeout=HELPER_IDLE_S)
@@ -83,35 +86,39 @@ class _Helper:
                 continue
             try:
                 _idle.remove(self)
-            except ValueError:  # the main thread has just taken this helper, or a signal interrupted it then
+            # the main thread has just taken this helper from the list, perhaps without giving it a call because of a
+            # signal
+            except ValueError:
                 with suppress(Empty):
                     return self.calls.get(timeout=HELPER_IDLE_S)
             return None
 
 
 def _start_helper(call: _HelperCall) -> None:
-    """Make a call in a new helper. Runs in a bare thread, which the main thread starts by one call of C.
+    """Make a call in a new helper thread. This function runs in a bare thread, which the main thread starts by a single
+    C call.
 
-    `threading.Thread.start` takes several steps. An interrupt between them would leave locks of the `threading` module
-    held, or a thread that dies before it runs.
+    `threading.Thread.start` takes several steps. An interrupt between the steps would leave locks of the `threading`
+    module held, or a thread that dies before it runs.
     """
     try:
         _Helper().calls.put(call)
-    except BaseException as error:  # no thread can be started; without an error the main thread would wait for ever
+    except BaseException as error:  # no thread can be started; without this error the main thread would wait forever
         call.error = error
         call.ended.release()
 
 
 _idle: Final[list[_Helper]] = []
-"""Helpers without a call. Each step on the list is atomic."""
+"""Helper threads without a call. Each operation on this list is atomic."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
 def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-    """Make a call that no signal handler interrupts. Calls from the main thread run in a helper thread.
+    """Make a call that no signal handler interrupts. If the main thread calls `aside`, the call runs in a helper
+    thread.
 
-    Returns or raises the call's result. If a signal handler raises in the main thread, its exception is raised at once,
-    and the call continues to its end.
+    Returns the call's result or raises its exception. If a signal handler raises in the main thread, its exception is
+    raised at once, and the call runs on to its end.
     """
     if get_ident() != threading.main_thread().ident:
         return function(*arguments, **keywords)
@@ -128,7 +135,7 @@ def aside(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> 
         try:
             raise call.error
         finally:
-            call.error = None  # the exception refers to this frame
+            call.error = None  # break the reference cycle: the exception refers to this frame
     result: Result = call.result
     return result
 
@@ -138,8 +145,8 @@ def map_parallel(
 ) -> list[Result]:
     """Return the results of `function` for each item, in order, with at most `threads_max` calls at a time.
 
-    Returns after all calls have ended. If several calls failed, raises the exception for the first failed item. `name`:
-    prefix of the threads' names.
+    `map_parallel` returns after all calls have ended. If several calls failed, it raises the exception of the first
+    failed item. `name`: prefix of the threads' names.
     """
     todo = deque(enumerate(items))
     results: dict[int, Result] = {}

@@ -1,4 +1,5 @@
-"""Parses queues and offsets that users type: broker-a:3 and broker-a:3:1700."""
+"""Parses queues and offsets that users type, such as broker-a:3 (queue 3) and broker-a:3:1700 (offset 1700 in
+queue 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _QUEUE_IDS = NumberRange(0, INT32_MAX)
 
 
 def parse_queue(topic: str, text: str) -> MessageQueue:
-    """Parse BROKER:QUEUE into a queue of a topic. Raises InvalidArgumentError."""
+    """Parse BROKER:QUEUE into a queue of a topic. Raises InvalidArgumentError if `text` has another form."""
     broker_name, _, queue_id = text.rpartition(":")
     try:
         number = number_of_text("the queue", queue_id, _QUEUE_IDS)
@@ -22,7 +23,8 @@ def parse_queue(topic: str, text: str) -> MessageQueue:
 
 
 def parse_position(topic: str, text: str) -> tuple[MessageQueue, int]:
-    """Parse BROKER:QUEUE:OFFSET into a queue and an offset. Raises InvalidArgumentError."""
+    """Parse BROKER:QUEUE:OFFSET into a queue and an offset. Raises InvalidArgumentError if `text` has another
+    form."""
     queue, _, offset = text.rpartition(":")
     try:
         return parse_queue(topic, queue), number_of_text("the offset", offset)

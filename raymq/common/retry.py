@@ -1,4 +1,5 @@
-"""Pauses between attempts that grow to a limit, with a random part so that clients do not retry at the same moment."""
+"""Pauses between retries. The pauses grow to a limit, and have a random part so that clients do not retry at the same
+moment."""
 
 from __future__ import annotations
 
@@ -13,35 +14,35 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Pauses between the attempts of one caller: from `first_s`, doubling to `max_s`, each randomly shortened by up to
-    a quarter."""
+    """The pauses between the attempts of one caller. They start at `first_s` and double up to `max_s`; each pause is
+    randomly shortened by up to a quarter."""
 
     def __init__(self, first_s: float = 0.05, max_s: float = 1.0) -> None:
         self._first_s, self._max_s = first_s, max_s
         self._failures = 0
 
     def next(self) -> float:
-        """Return the seconds to wait after a failed attempt."""
+        """Return the seconds to wait after a failed attempt. The next pause is longer."""
         pause_s = min(self._max_s, self._first_s * 2 ** min(self._failures, 16))
         self._failures += 1
         return float(pause_s * random.uniform(0.75, 1.0))
 
     def reset(self) -> None:
-        """Start again at `first_s`, after a successful attempt."""
+        """Reset the pause to `first_s`, after a successful attempt."""
         self._failures = 0
 
 
 def left_s(deadline_s: float) -> float:
-    """Return the seconds until `deadline_s` on `time.monotonic`'s clock, but at least 0.1, so that a call can
-    finish."""
+    """Return the seconds until `deadline_s` on `time.monotonic`'s clock. The result is at least 0.1, so that a last
+    call can finish."""
     return max(0.1, deadline_s - time.monotonic())
 
 
 def persist_until(deadline_s: float, call: Callable[[float], T]) -> T:
     """Repeat `call(seconds left)` while it raises retryable errors and time is left. Raises the last error.
 
-    Waits for as long as the server requests in its error. Only for calls that are safe to repeat. `deadline_s`: on
-    `time.monotonic`'s clock.
+    The pause before a retry is at least as long as the server requests in its error. Use this function only for calls
+    that are safe to repeat. `deadline_s`: the deadline on `time.monotonic`'s clock.
     """
     backoff = Backoff()
     while True:

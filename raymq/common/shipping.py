@@ -1,6 +1,7 @@
-"""Serialises functions of a user's program by cloudpickle, for processes without the program's modules.
+"""Serialises functions of a user's program by cloudpickle, for processes that lack the program's modules.
 
-A function is pickled by value together with its module or package, so it need not be installed where it runs.
+A function is pickled by value together with its module or package, so the module need not be installed where the
+function runs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import cloudpickle
 
 
 def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> bytes:
-    """Pickle a user's function or object by value. Raises `refusal(reason)` if it cannot be pickled."""
+    """Pickle a user's function or object by value. Raises the exception that `refusal(reason)` returns if the object
+    cannot be pickled."""
     module = _user_module(thing)
     if module is not None and module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        module = None  # the user registered the module; the registration stays
+        module = None  # the user has registered the module for pickling by value, so it stays registered
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -35,8 +37,8 @@ def dumps_by_value(thing: Any, refusal: Callable[[Exception], Exception]) -> byt
 
 def deferred_kind(function: Callable[..., Any]) -> str:
     """Return the kind of a function whose call only creates an object: "a coroutine function", "a generator function"
-    or "an async generator function"; empty for other functions. Looks through partials, and into the class of an object
-    with `__call__`."""
+    or "an async generator function"; empty for other functions. Partials are unwrapped, and for an object with
+    `__call__` the method of its class counts."""
     called: Any = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -50,8 +52,8 @@ def deferred_kind(function: Callable[..., Any]) -> str:
 
 
 def _user_module(thing: Any) -> ModuleType | None:
-    """Return the user's module or package that defines a function; None for the standard library and installed
-    packages."""
+    """Return the user's module or package that defines `thing`; None if the standard library or an installed package
+    defines it."""
     owner: Any = thing
     while isinstance(owner, functools.partial):
         owner = owner.func
@@ -59,7 +61,7 @@ def _user_module(thing: Any) -> ModuleType | None:
     module = sys.modules.get(getattr(inspect.unwrap(owner), "__module__", "") or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
-        return None  # __main__ is pickled by value anyway
+        return None  # cloudpickle pickles __main__ by value anyway
     installed = [Path(sysconfig.get_path(key)) for key in ("stdlib", "purelib", "platlib")]
     if any(Path(file).is_relative_to(root) for root in installed):
         return None

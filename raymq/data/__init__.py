@@ -4,16 +4,17 @@
     dataset.select_columns(["offset", "tags"]).groupby("tags").count().show()
     raymq.data.write_topic(results, "results", key_field="customer")
 
-    offsets.py         the options start_offset and end_offset, the ranges that they mean, and the ranges of each task
-    columns.py         the columns of a dataset, made of the columns of a scan
-    shared_client.py   the connection of a process in which Ray runs read and write tasks
+    offsets.py         the options start_offset and end_offset, their offset ranges, and the ranges of each task
+    columns.py         the columns of a dataset, computed from the columns of a scan
+    shared_client.py   the client that all read and write tasks of a Ray worker process share
     datasource.py      TopicDatasource
     reading.py         `read_topic`
     iterating.py       `iter_topic`
     messages.py        rows as messages
     datasink.py        TopicDatasink and `write_topic`
 
-The names are resolved when they are first used, for `import ray.data` takes a second, and needs the extra `data`.
+The public names are imported when they are first used, because `import ray.data` takes a second and needs the extra
+`data`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _HOMES: Final = {
     "read_topic": "raymq.data.reading",
     "write_topic": "raymq.data.datasink",
 }
-"""The module that defines each public name."""
+"""The module that defines each public name of the package."""
 _NEEDED: Final = ("pandas", "fsspec")
-"""The packages that Ray Data needs and raymq does not."""
+"""Packages that Ray Data requires but raymq does not."""
 
 __all__ = ["TopicDatasink", "TopicDatasource", "WriteSummary", "iter_topic", "read_topic", "write_topic"]
 

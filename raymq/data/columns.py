@@ -13,7 +13,8 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.records.kernels.byte_column import int_array, numbers_of
 
 TIMESTAMP_CREATE_TIME: Final = 1
-"""The timestamp type of every message, in Kafka's numbers: `timestamp` is when it was born."""
+"""The value of `timestamp_type` for every message, in Kafka's numbering: `timestamp` is the time at which the producer
+created the message."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -34,19 +35,19 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """The columns of `read_topic`. Times are in ms since 1970. `value` is the body, `headers` are the properties. `key` is
-the first of the `keys`; null if there are none."""
+the first of the `keys`; null if the message has no keys."""
 NAMED_COLUMNS: Final = [pa.field("error", pa.string())]
-"""The columns that a dataset has only when they are asked for by name: `error` says why a message cannot be read, and
-is null for every other message."""
+"""Columns that a dataset has only if they are requested by name. `error` is the reason why a message is unreadable;
+null for readable messages."""
 _FIELDS: Final = {field.name: field for field in (*SCHEMA, *NAMED_COLUMNS)}
 
 _STUB: Final = pa.field(_BATCH_SIZE_PRESERVING_STUB_COL_NAME, pa.null())
-"""Ray Data's column for blocks that have rows and no columns, as for a count."""
+"""The placeholder column that Ray Data uses for blocks with rows but no columns, as for a count."""
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """These columns of SCHEMA and NAMED_COLUMNS, in this order. InvalidArgumentError for one that is not there, or
-    twice."""
+    """Return these columns of SCHEMA and NAMED_COLUMNS, in this order. Raises InvalidArgumentError if a column does not
+    exist or is named twice."""
     unknown = [name for name in columns if name not in _FIELDS]
     if unknown:
         raise InvalidArgumentError(
@@ -58,12 +59,14 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def needed_of(columns: Sequence[str]) -> list[str]:
-    """The columns of a scan (raymq.records.kernels.columns) that these columns are made of, at least one."""
+    """Return the columns of a scan (raymq.records.kernels.columns) from which these dataset columns are computed, at
+    least one."""
     return sorted({_SOURCES[name] for name in columns} - {""}) or ["queue_offset"]
 
 
 def to_block(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """A scan's batch, which has at least the columns of `needed_of`, with these columns."""
+    """Convert a scan's batch into a block with these dataset columns. The batch must have at least the columns of
+    `needed_of`."""
     if not columns:
         return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows)], schema=pa.schema([_STUB]))
     return pa.RecordBatch.from_arrays([_column(batch, name) for name in columns], schema=schema_of(columns))

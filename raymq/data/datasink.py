@@ -1,10 +1,10 @@
-"""TopicDatasink: rows of a dataset as messages of a topic, each stored once.
+"""TopicDatasink: rows of a dataset as messages of a topic, each stored exactly once.
 
-driver   fixes the topic's queues and the time from which deliver times count, before the first task is submitted
-task     connects once per worker process; its rows are written under the producer id GROUP/WRITE/TASK, each with
-         its number as sequence (raymq.client.producer.repeatable), so that a retried task adds nothing
+    driver   fixes the topic's queues and the time from which delivery times count, before the first task is submitted
+    task     connects once per worker process; sends its rows under the producer id GROUP/WRITE/TASK, with the row's
+             number as the sequence number (raymq.client.producer.repeatable), so that a retried task adds nothing
 
-`write_topic`: a dataset of Ray Data as messages of a topic.
+`write_topic` sends the rows of a Ray Data dataset as messages of a topic.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ from raymq.data.messages import MessageFields, Serializer, to_messages
 from raymq.data.shared_client import driver_client, worker_client
 
 GROUP_MAX_BYTES: Final = 20
-"""The longest producer group: with the ids of the write and the task it makes a producer id of at most 64 bytes."""
+"""Maximum length of a producer group's name in bytes. With the ids of the write and the task, the producer id then has
+at most 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """The result of a write, all of whose `rows` are stored. Earlier attempts of retried tasks stored `stored_before`
-    of them; `ranges` are the offsets of the other rows, sorted by queue and offset."""
+    """The result of a completed write: all `rows` are stored.
+
+    `stored_before` counts the rows that earlier attempts of retried tasks had already stored. `ranges` are the offset
+    ranges of all other rows, sorted by queue and offset.
+    """
 
     rows: int
     stored_before: int
@@ -46,8 +50,8 @@ class WriteSummary:
 
 
 class TopicDatasink(Datasink):
-    """Messages of a topic for `Dataset.write_datasink`; `raymq.data.write_topic` has the arguments, which are the same,
-    and raises the same. `summary` is the result of the last write, None before its end."""
+    """Datasink for `Dataset.write_datasink` that sends rows as messages of a topic. It has the same arguments and
+    errors as `raymq.data.write_topic`. `summary` is the result of the last write; None until a write is complete."""
 
     def __init__(
         self,
@@ -90,19 +94,20 @@ class TopicDatasink(Datasink):
         self._queues: tuple[MessageQueue, ...] = ()
         self._now_ms = 0
         self._user: Identity | None = None
-        """The user whom the program acts as; so do the tasks."""
+        """The user as whom the program is authenticated. The write tasks act as the same user."""
         self._fix()
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Check the fields, if the rows' columns are known, and fix what all attempts of a task must agree on. Called
-        in the driver, before the first task. Raises as `write_topic`."""
+        """Check the fields against the rows' columns, if the columns are known, and fix the values that must be equal
+        for all attempts of a task. Ray Data calls this in the driver, before the first task. Raises the same errors as
+        `write_topic`."""
         if schema is not None and schema.names:
             self.check_fields(schema.names)
         self.summary = None
         self._fix()
 
     def check_fields(self, names: Sequence[str]) -> None:
-        """InvalidArgumentError unless rows with these columns have every field."""
+        """Raise InvalidArgumentError unless `names`, the columns of the rows, include every configured field."""
         self._fields.check(names)
 
     def _fix(self) -> None:
@@ -113,8 +118,9 @@ class TopicDatasink(Datasink):
         self._now_ms = time.time_ns() // 1_000_000
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> WriteSummary:
-        """Write the rows of a task, and wait until they are stored. Raises as `Client.repeatable_writer` and its
-        writer. A task that Ray retries continues after the rows that are stored."""
+        """Send the rows of one task, and wait until they are stored. If Ray retries a task, the new attempt continues
+        after the rows that are already stored. Raises the errors of `Client.repeatable_writer` and of the writer that
+        it returns."""
         write_id = ctx.kwargs[WRITE_UUID_KWARG_NAME] if self._idempotent else uuid.uuid4().hex
         with (
             worker_client().use(self._user, self._namespace or "") as client,
@@ -134,11 +140,11 @@ class TopicDatasink(Datasink):
         return WriteSummary(result.count, result.stored_before, result.ranges)
 
     def on_write_complete(self, write_result: WriteResult) -> None:
-        """In the driver: add up the tasks' results."""
+        """Add up the tasks' results and store them in `summary`. Ray Data calls this in the driver."""
         self.summary = _added(write_result.write_returns)
 
     def get_name(self) -> str:
-        """The name of the write in Ray's progress bars."""
+        """Return the name of the write in Ray's progress bars."""
         return "Topic"
 
 
@@ -179,23 +185,24 @@ def write_topic(
     """Execute a dataset and send each row as a message. Returns when all messages are stored.
 
     Options are as in `Dataset.write_kafka`. The body is the whole row as JSON, or the field `body_field`: bytes and
-    text unchanged, other types by `value_serializer`. The field `key_field`, by `key_serializer`, is the message's
-    first key and its sharding key, so messages with one key go to one queue in the order of the rows.
+    text unchanged, other types by `value_serializer`. The field `key_field`, converted by `key_serializer`, is the
+    message's first key and its sharding key, so messages with the same key go to one queue in the order of the rows.
     `sharding_key_field` names another field for the sharding key. `tags_field` is text; `keys_field` is text or a list
     of text; `properties_field` is a map or a struct of text. `deliver_at_field` is a timestamp, or a number of ms since
     1970; null for a message without a delay. `namespace` is the namespace of `raymq.connect`. JSON has bytes in base64,
     and times in ISO 8601.
 
-    Each row is stored once, even if Ray retries its task: the store identifies a row by `producer_group`, the write,
-    the task and the row's number there. So a retried task must produce the same rows in the same order. After a random
-    shuffle, a sample or a function that is not pure, it does not, and would fail or store wrong rows: pass
-    ``idempotent=False``. A retried task then stores its rows a second time, as with Kafka. A second call of this
-    function is another write.
+    Each row is stored exactly once, even if Ray retries its task: the store identifies a row by `producer_group`, the
+    write, the task and the row's number in the task. So a retried task must produce the same rows in the same order.
+    This does not hold after a random shuffle, a sample or a function that is not pure; a retried task would then fail
+    or store wrong rows. In these cases pass ``idempotent=False``; a retried task then stores its rows a second time, as
+    with Kafka. A second call of this function is a separate write.
 
-    Raises as `raymq.connect`; TopicNotExistError, NoPermissionError; InvalidArgumentError for fields that the rows do
-    not have and for contradictory options. An execution fails with MessageIllegalError for a row that cannot be a
-    message, and with ServiceNotAvailableError or SendUnknownError when a broker is away for 30 s. Rows that were
-    written before the failure stay.
+    Raises the errors of `raymq.connect`. Raises TopicNotExistError if the topic does not exist, NoPermissionError if
+    the user may not write to it, and InvalidArgumentError if the rows do not have a field or if options contradict each
+    other. An execution fails with MessageIllegalError if a row cannot be a message, and with ServiceNotAvailableError
+    or SendUnknownError if a broker is unavailable for 30 s. Rows that were written before the failure stay in the
+    topic.
     """
     sink = TopicDatasink(
         topic,

@@ -1,8 +1,9 @@
-"""RangesDatasource and TopicDatasource: fixed ranges of topics as read tasks of Ray Data.
+"""RangesDatasource and TopicDatasource: fixed offset ranges of topics as read tasks of Ray Data.
 
-driver   the ranges are fixed when the datasource is made, so every execution reads the same offsets
-task     connects once per worker process, then for each of its ranges: mapped files on the node of the storage
-         actor, or a lane → record bytes → Arrow columns → blocks of the context's target_max_block_size
+driver   fixes the ranges when the datasource is created, so every execution reads the same offsets
+task     connects once per worker process; then, for each of its ranges, reads record bytes from mapped files (on
+         the storage actor's node) or over a lane (direct socket connection), decodes them into Arrow columns, and
+         returns blocks of the context's target_max_block_size
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 ROW_BYTES: Final = 200
-"""About the bytes of a message in memory without its body, for Ray's estimates."""
+"""Estimated size, in bytes, of a message in memory without its body. Ray uses the estimate for planning."""
 _BLOCK_BYTES: Final = 128 * 1024 * 1024
 
 TASK_TIMEOUT_MS: Final = NumberRange(1, int(LONGEST_TIME_S) * 1000)
-"""The times, in ms, within which a read task may have to end."""
+"""Allowed range of a read task's `timeout_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options that a read task needs. `tags` empty and `sql` None mean all; `rows_per_block` and `timeout_s` None:
-    no bound. `unreadable`: what becomes of a message that cannot be read."""
+    """Options that the driver passes to read tasks. If `tags` is empty and `sql` is None, no message is filtered out.
+    `rows_per_block` and `timeout_s` None: no limit. `unreadable`: how a block represents an unreadable message."""
 
     tags: frozenset[str]
     sql: str | None
@@ -63,7 +64,8 @@ def read_options(
     timeout_ms: int | None,
     unreadable: Unreadable = "null",
 ) -> ReadOptions:
-    """The options of `read_topic`, checked; InvalidArgumentError."""
+    """Check the options of `read_topic` and return them as ReadOptions. Raises InvalidArgumentError if an option is
+    invalid."""
     wanted = tuple(SCHEMA.names if columns is None else columns)
     schema_of(wanted)
 
@@ -80,8 +82,8 @@ def read_options(
 
 
 class RangesDatasource(Datasource):
-    """A datasource with the messages of `ranges`. `source` knows the bytes of the ranges; `options` has the columns and
-    filters."""
+    """Ray Data datasource that reads the messages of `ranges`. `source` provides the size of the ranges in bytes;
+    `options` has the columns and filters."""
 
     def __init__(
         self,
@@ -91,7 +93,8 @@ class RangesDatasource(Datasource):
         namespace: str = "",
         creations: Creations = NO_CREATIONS,
     ) -> None:
-        """`creations`: the creation ids of the topics when the ranges were planned."""
+        """Estimate the ranges' sizes and fix the current user for the tasks. `creations`: the creation ids of the
+        topics when the ranges were planned."""
         super().__init__()
         self._creations = creations
         self._namespace = namespace
@@ -100,44 +103,44 @@ class RangesDatasource(Datasource):
         self._pieces = tuple(sized(ranges, source.range_bytes(ranges) if ranges else []))
         self.ranges: tuple[OffsetRange, ...] = tuple(ranges)
         self._user = identity.present()
-        """The user whom the planning program acts as; so do the tasks."""
+        """The user as whom the planning program is authenticated. The read tasks act as the same user."""
 
     def get_name(self) -> str:
-        """The name of the read in Ray's progress bars."""
+        """Return the name of the read in Ray's progress bars."""
         return "Topic"
 
     def estimate_inmemory_data_size(self) -> int:
-        """About the bytes of all rows in memory, with the columns that are read."""
+        """Estimate the size in bytes of all rows in memory, with only the columns that are read."""
         return sum(_memory_bytes(piece, self._columns) for piece in self._pieces)
 
     def supports_projection_pushdown(self) -> bool:
-        """True: columns that a plan does not need are not read."""
+        """Return True: Ray Data may restrict the read to the columns that a plan needs."""
         return True
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """About `parallelism` tasks that have the same bytes to read; fewer if there are fewer messages, and more if
-        `rows_per_block` makes them smaller."""
+        """Return about `parallelism` read tasks with about equal bytes to read. There are fewer tasks if there are
+        fewer messages, and more tasks if `rows_per_block` limits the rows of a task."""
         context = data_context or DataContext.get_current()
         block_bytes = context.target_max_block_size or _BLOCK_BYTES
         options = replace(self._options, columns=self._columns)
         parts = divide(self._pieces, parallelism)
-        if options.rows_per_block is not None:  # Ray puts the small blocks of a task together
+        if options.rows_per_block is not None:  # limit the whole task, because Ray combines small blocks of one task
             parts = at_most(parts, options.rows_per_block)
         whose = self._user, self._namespace, self._creations
         return [_read_task(part, options, block_bytes, per_task_row_limit, *whose) for part in parts]
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns to read: the requested columns that the plan needs."""
+        """The columns to read: the requested columns that Ray Data's plan needs."""
         projected = self._get_data_columns()
         return self._options.columns if projected is None else tuple(projected)
 
 
 class TopicDatasource(RangesDatasource):
-    """Messages of topics for `ray.data.read_datasource`; `raymq.data.read_topic` has the arguments, which are the same,
-    and raises the same. The ranges are fixed here: `ranges`."""
+    """Datasource for `ray.data.read_datasource` that reads topics. It has the same arguments and errors as
+    `raymq.data.read_topic`. The constructor fixes the offset ranges (`ranges`)."""
 
     @checked
     @bounded(rows_per_block=POSITIVE, timeout_ms=TASK_TIMEOUT_MS)
@@ -165,7 +168,7 @@ class TopicDatasource(RangesDatasource):
 
 
 def present_creations(source: ClusterQueues, ranges: Sequence[OffsetRange]) -> Creations:
-    """The creation ids of the ranges' topics now."""
+    """Return the current creation ids of the ranges' topics."""
     return source.creations(sorted({one.topic for one in ranges})) if ranges else NO_CREATIONS
 
 
@@ -179,7 +182,7 @@ def _read_task(
     creations: Creations,
 ) -> ReadTask:
     ranges = [piece.range for piece in part]
-    # Without a filter, and with every loss an error, the task yields as many rows as there are offsets.
+    # Without a filter, and if every loss is an error, the task yields exactly one row per offset.
     is_exact = not options.tags and options.sql is None and options.fail_on_data_loss
     metadata = BlockMetadata(
         num_rows=sum(one.size for one in ranges) if is_exact else None,
@@ -196,8 +199,9 @@ def _read_task(
 
 
 def _memory_bytes(piece: SizedRange, columns: Sequence[str]) -> int:
-    """About the bytes of a range's rows: a record has a header of about the size that the small columns have. Never 0,
-    which Ray Data takes for no rows."""
+    """Estimate the size in bytes of a range's rows in memory. A record's header is about as large as its small columns,
+    so the size of the records is the estimate if bodies are read. The result is never 0, because Ray Data interprets 0
+    as no rows."""
     return piece.size_bytes if "value" in columns else min(piece.size_bytes, piece.range.size * ROW_BYTES)
 
 
@@ -208,9 +212,10 @@ def read_blocks(
     block_bytes: int,
     creations: Creations = NO_CREATIONS,
 ) -> Iterator[pa.Table]:
-    """The messages of some ranges, in order, as tables of about `block_bytes`.
+    """Yield the messages of offset ranges, in order, as tables of about `block_bytes`.
 
-    Raises as `raymq.client.scan.batches.open_ranges`; RequestTimeoutError when it takes longer than the options allow.
+    Raises the errors of `raymq.client.scan.batches.open_ranges`, and RequestTimeoutError if the read exceeds
+    `options.timeout_s`.
     """
     deadline_s = None if options.timeout_s is None else time.monotonic() + options.timeout_s
     waiting: list[pa.RecordBatch] = []

@@ -1,4 +1,5 @@
-"""`iter_topic`: what comes to topics, as one dataset after another, committed for a consumer group."""
+"""`iter_topic`: new messages of topics as a sequence of datasets, whose offsets are committed for a consumer
+group."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 PASSER_BY_GENERATION: Final = 0
-"""The generation of commits by a program that is no member of the group."""
+"""Generation number of commits by a program that is not a member of the consumer group."""
 _WORDS: Final = {
     "earliest": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     "latest": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
@@ -52,21 +53,21 @@ def iter_topic(
     timeout_ms: int | None = None,
     namespace: str | None = None,
 ) -> Iterator[Dataset]:
-    """Yield a dataset of the messages that came to topics since the last dataset, each of at most `max_rows` messages,
-    without end.
+    """Yield a dataset with the messages that topics received since the previous dataset, each with at most `max_rows`
+    messages. The iterator never ends.
 
         for dataset in raymq.data.iter_topic("scoring", "orders", max_rows=100_000):
             dataset.map_batches(score).write_parquet(path)
 
-    Each dataset has fixed offsets, as `read_topic` makes it. Its offsets are committed for `group` when the caller asks
-    for the next dataset. A program that ends earlier, or leaves the loop, gets these messages again when it is
-    restarted. A group that has committed nothing begins at `start_offset`, ``"earliest"`` or ``"latest"``. Datasets
-    come at most every `interval_s` seconds; without messages the iterator waits. With `tags` or an `expression`, or
-    without `fail_on_data_loss`, a dataset may be empty. The program is no member of the group, which must have no
-    members.
+    Each dataset has fixed offsets, like a dataset of `read_topic`. Its offsets are committed for `group` when the
+    caller requests the next dataset. If a program ends earlier or leaves the loop, it receives the same messages again
+    after a restart. A group without committed offsets begins at `start_offset`, ``"earliest"`` or ``"latest"``. The
+    iterator yields at most one dataset every `interval_s` seconds, and waits while there are no messages. With `tags`
+    or an `expression`, or without `fail_on_data_loss`, a dataset may be empty. The program is not a member of the
+    group, and the group must have no members.
 
-    Raises as `read_topic`, at the first dataset; ClientStateError when members of the group consume the queues. When a
-    broker is away, the iterator raises the error of the read or the commit, and ends.
+    Raises the errors of `read_topic` at the first dataset. Raises ClientStateError if members of the group consume the
+    queues. If a broker is unavailable, the iterator raises the error of the read or the commit, and ends.
     """
     check_group(group)
     if start_offset not in _WORDS:
@@ -97,29 +98,31 @@ def _iterate(
 
 
 class BatchProgress:
-    """How far a group has come. Errors as GroupOffsets."""
+    """The committed offsets of a consumer group, for `iter_topic`. Raises the errors of GroupOffsets."""
 
     def __init__(self, group: str, begin: ConsumeFromWhere, names: Namespace = NO_NAMESPACE) -> None:
-        """`group`, and the queues, are names in the namespace `names`."""
+        """Create the progress of a group. `group` and all queues are names inside the namespace `names`."""
         self._group, self._names = group, names
         self._offsets, self._query = GroupOffsets(names.wrap(group)), StartOffsetQuery(begin)
         self._starts: dict[MessageQueue, QueueOffset] = {}
 
     def starts(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the offset of the next message of each queue. Creates the group's offsets where it has none, at its
-        beginning."""
+        """Return the offset of the next message of each queue. If the group has no offset for a queue, the offset is
+        created at the position given by `begin`."""
         for broker_name in sorted({queue.broker_name for queue in queues if queue not in self._starts}):
             self._offsets.ensure_group(broker_name)
         stored = {self._names.queue(queue): queue for queue in queues}
         found = self._offsets.start_offsets(dict.fromkeys(stored, PASSER_BY_GENERATION), self._query)
         self._starts |= {stored[queue]: offset for queue, offset in found.items()}
         for queue in [queue for queue in stored if stored[queue] not in self._starts][:1]:
-            with suppress(TopicNotExistError):  # else it raises why the group may not read the queue
+            # if the topic exists, this raises the reason why the group may not read the queue
+            with suppress(TopicNotExistError):
                 self._offsets.start_offset(queue, self._query, PASSER_BY_GENERATION)
         return {queue: self._starts[queue].queue_offset for queue in queues if queue in self._starts}
 
     def commit(self, ranges: Sequence[OffsetRange]) -> None:
-        """Commit the ends of ranges, durably. Queues whose offset was reset since they were planned are not changed."""
+        """Commit the end offsets of `ranges` durably. A queue whose offset was reset after the ranges were planned is
+        not changed."""
         commits = {
             self._names.queue(one.queue): OffsetCommit(
                 one.end_offset, PASSER_BY_GENERATION, self._starts[one.queue].reset_version
@@ -147,7 +150,8 @@ def plans(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[OffsetRange]]:
-    """The ranges of one dataset after another, none without messages, at most every `interval_s`."""
+    """Yield the offset ranges of one dataset after another, at most every `interval_s` seconds. Ranges without messages
+    are skipped."""
     next_s = clock()
     while True:
         pause_s = next_s - clock()
@@ -173,4 +177,4 @@ def plans(
 
 
 PAUSE_MIN_S: Final = 0.05
-"""The least time between two looks for messages."""
+"""Minimum time in s between two checks for new messages."""

@@ -1,7 +1,8 @@
-"""Rows of a dataset as messages: the fields that name their parts, and the table that a writer takes. Pure.
+"""Converts rows of a dataset into messages: the fields that become the body, keys and properties, and the table that a
+writer accepts. The module has no side effects.
 
-A message's body is the row as JSON, or one field of it; its key, tags, properties and times come from other fields. The
-table has the columns of `Producer.send_table`, and `deliver_time`.
+A message's body is the row as JSON, or one field of the row. Its key, tags, properties and times come from other
+fields. The table has the columns of `Producer.send_table`, and `deliver_time`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _TEXTS: Final = pa.map_(pa.string(), pa.string())
 
 @dataclass(frozen=True, slots=True)
 class MessageFields:
-    """The names of a row's fields, by the part of a message that they become; None if the message has no such part.
-    `raymq.data.write_topic` describes them."""
+    """The row's field that becomes the body, the key, the tags and so on; None if no field is used. The docstring of
+    `raymq.data.write_topic` describes the fields."""
 
     body: str | None = None
     key: str | None = None
@@ -48,7 +49,7 @@ class MessageFields:
             )
 
     def check(self, names: Sequence[str]) -> None:
-        """InvalidArgumentError unless rows with these columns have every field."""
+        """Raise InvalidArgumentError unless `names`, the columns of the rows, include every configured field."""
         given = [(one.name, getattr(self, one.name)) for one in fields(self) if not one.name.endswith("_serializer")]
         missing = [f"{option}_field={name!r}" for option, name in given if name is not None and name not in names]
         if missing:
@@ -56,8 +57,8 @@ class MessageFields:
 
 
 def to_messages(rows: pa.Table, chosen: MessageFields) -> pa.Table:
-    """The messages of rows, in their order. InvalidArgumentError for fields that are not there, or of a type that their
-    part of a message cannot have; MessageIllegalError for a value that cannot be serialized."""
+    """Convert rows into a table of messages, in the same order. Raises InvalidArgumentError if a field does not exist
+    or has an unsuitable type, and MessageIllegalError if a value cannot be serialized."""
     chosen.check(rows.column_names)
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"body": _bodies(rows, chosen)}
     if chosen.tags is not None:
@@ -80,7 +81,7 @@ def _bodies(rows: pa.Table, chosen: MessageFields) -> pa.Array | pa.ChunkedArray
     if chosen.body is None:
         return _json(rows.to_pylist(), "the row")
     column = rows[chosen.body]
-    if column.null_count:  # of any type: a block that holds nulls alone has Arrow's type null, whatever the others have
+    if column.null_count:  # a block with only nulls has Arrow's type null, whatever type the column has in other blocks
         raise MessageIllegalError(
             f"field {chosen.body!r} is null in {column.null_count} of {len(column)} rows, and a message has a body: "
             "filter these rows out, or fill the field"
@@ -100,7 +101,8 @@ def _json(values: Sequence[Any], what: str) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """A value of another kind as something that JSON has: a tensor is a list."""
+    """Convert a value into a type that JSON supports; an array or tensor becomes a list. Raises TypeError for other
+    types."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is nothing that JSON has")
@@ -110,7 +112,8 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _texts(name: str, column: pa.ChunkedArray, serializer: Serializer) -> pa.Array | pa.ChunkedArray:
-    """Return a column as text; null stays null. Bytes are UTF-8."""
+    """Convert a column into text; null stays null. Bytes are decoded as UTF-8. Raises MessageIllegalError if bytes are
+    not UTF-8."""
     if _is_binary(column.type):
         try:
             return column.cast(pa.large_binary()).cast(pa.large_string()).cast(pa.string())
@@ -129,7 +132,8 @@ def _each(column: pa.ChunkedArray, text_of: Callable[[Any], str]) -> pa.Array:
 
 
 def _keys(first: pa.Array | pa.ChunkedArray | None, more: pa.ChunkedArray | None) -> pa.Array | pa.ChunkedArray:
-    """Return the keys of each message: the first key, then the other keys without it."""
+    """Return the keys of each message: the key from `first`, followed by the keys from `more` that differ from
+    it."""
     if first is None:
         assert more is not None
         return more if _is_list(more.type) or _is_text(more.type) else more.cast(pa.string())
@@ -145,7 +149,7 @@ def _as_list(keys: Any) -> list[str]:
 
 
 def _properties(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Properties from a map, or from a struct, in which a null is no property."""
+    """Convert a column of maps or structs into properties. A null field of a struct gives no property."""
     if not pa.types.is_struct(column.type):
         return column.cast(_TEXTS) if pa.types.is_map(column.type) else column
     rows = [

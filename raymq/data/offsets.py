@@ -1,9 +1,8 @@
-"""The options `start_offset` and `end_offset` of a read, the offset ranges that they mean, and the ranges of each
-read task.
+"""The options `start_offset` and `end_offset` of a read, their offset ranges, and the ranges of each read task.
 
-The options are as in `ray.data.read_kafka`, but they are resolved once, and a queue is named by its broker group and
-its id: ``{"orders": {"broker-a:3": 1500}}``. Ranges are divided among read tasks so that each
-task has about the same number of bytes. Pure: `ScanSource` gives the queues and their bounds.
+The options are as in `ray.data.read_kafka`, with two differences. They are resolved once, and a queue is named by its
+broker group and its id: ``{"orders": {"broker-a:3": 1500}}``. Ranges are divided among read tasks so that all tasks
+read about the same number of bytes. The module has no side effects: `ScanSource` provides the queues and their bounds.
 """
 
 from __future__ import annotations
@@ -23,23 +22,27 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 OffsetsByQueue = Mapping[str, int | str] | Mapping[int, int | str]
-"""Offsets, or the option's word, by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` if there is one broker group."""
+"""Offsets, or the word "earliest" or "latest", by queue: ``{"broker-a:3": 1500}``, or ``{3: 1500}`` if there is only
+one broker group."""
 Offsets = int | datetime | str | Mapping[str, OffsetsByQueue]
-"""An offset for every queue, a time, the option's word, or `OffsetsByQueue` by topic."""
+"""Value of `start_offset` or `end_offset`: an offset for every queue, a time, the word "earliest" or "latest", or
+`OffsetsByQueue` by topic."""
 
 _Place = int | datetime | None
-"""An offset; a time, for the first offset stored then or later; None for the end of the queue that the word names."""
+"""Position in a queue: an offset; a time, which means the first message stored at that time or later; or None for the
+first or last offset of the queue, depending on the option's word."""
 
 
 def resolve_ranges(
     source: ScanSource, topics: str | Sequence[str], start_offset: Offsets, end_offset: Offsets, *, lenient: bool
 ) -> list[OffsetRange]:
-    """Return the ranges to read, without empty ones, sorted by queue. The bounds of each queue are read once.
+    """Return the offset ranges to read, without empty ranges, sorted by queue. The bounds of each queue are read once.
 
-    An end beyond a queue's end means the queue's end. If `lenient`, a start below the first offset of a queue means the
-    first offset, and a warning is logged. Raises IllegalNameError, TopicNotExistError; InvalidArgumentError for
-    contradictory options or an unknown queue. Unless lenient, raises DataLossError for a start below the first offset
-    of a queue, and OffsetOutOfRangeError for a start beyond its end.
+    An end offset beyond a queue's end means the queue's end. If `lenient`, a start below the first offset of a queue
+    means the first offset, and a warning is logged. Raises IllegalNameError for an illegal topic name,
+    TopicNotExistError if a topic does not exist, and InvalidArgumentError for contradictory options or an unknown
+    queue. Unless `lenient`, raises DataLossError for a start below the first offset of a queue, and
+    OffsetOutOfRangeError for a start beyond the queue's end.
     """
     names = select_topics(source, topics)
     _check(start_offset, "start_offset", word=EARLIEST, other=LATEST, topics=names)
@@ -67,7 +70,7 @@ def resolve_ranges(
 def _offsets(
     source: ScanSource, places: Mapping[MessageQueue, _Place], ends: Mapping[MessageQueue, int], option: str
 ) -> dict[MessageQueue, int]:
-    """Return the offset of each queue. `ends`: the offsets of queues whose place is None."""
+    """Convert each queue's position into an offset. `ends`: the offsets of the queues whose position is None."""
     times = {queue: timestamp_ms(option, place) for queue, place in places.items() if isinstance(place, datetime)}
     found = dict(ends)
     found |= {queue: place for queue, place in places.items() if isinstance(place, int)}
@@ -76,7 +79,7 @@ def _offsets(
 
 
 def _check(value: Offsets, option: str, *, word: str, other: str, topics: Sequence[str]) -> None:
-    """Check everything about an option that needs no look at the queues."""
+    """Check an option as far as possible without reading the queues."""
     if not isinstance(value, Mapping):
         if not isinstance(value, datetime):
             _check_one(value, option, word, other)
@@ -106,7 +109,7 @@ def _not_offsets(option: str, word: str, value: Any) -> InvalidArgumentError:
 
 
 def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, _Place]:
-    """The option's value for each queue of a topic."""
+    """Return the option's value for each queue of a topic."""
     groups = sorted({queue.broker_name for queue in queues})
     if isinstance(value, int) and len(groups) > 1:
         raise InvalidArgumentError(
@@ -117,7 +120,7 @@ def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQ
         return dict.fromkeys(queues, None if isinstance(value, str) else value)
     names: dict[Any, MessageQueue] = {f"{queue.broker_name}:{queue.queue_id}": queue for queue in queues}
     listed = ", ".join(names)
-    if len(groups) == 1:  # a queue id alone says which queue
+    if len(groups) == 1:  # with one broker group, a queue id alone identifies a queue
         names |= {queue.queue_id: queue for queue in queues}
     places: dict[MessageQueue, _Place] = dict.fromkeys(queues)
     for name, offset in value.get(topic, {}).items():
@@ -129,16 +132,17 @@ def _by_queue(option: str, value: Offsets, topic: str, queues: Sequence[MessageQ
 
 @dataclass(frozen=True, slots=True)
 class SizedRange:
-    """A range of a queue and the bytes of its records, at least 1. Within it, all records count as equally long."""
+    """An offset range of a queue, with the size of its records in bytes, at least 1. All records in the range are
+    assumed to have equal size."""
 
     range: OffsetRange
     size_bytes: int
 
 
 def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> list[SizedRange]:
-    """Cut each range into pieces by its profile, which has the bytes of equal parts of the range
-    (ScanSource.range_bytes). The pieces of a broker group are neighbours, so that usually one node has everything that
-    a task reads."""
+    """Cut each range into pieces according to its profile, which has the bytes of equal parts of the range
+    (ScanSource.range_bytes). The pieces are sorted by broker group, so that in most cases one node has all data of a
+    task."""
     pieces = []
     for one, profile in sorted(zip(ranges, profiles, strict=True), key=lambda item: item[0].broker_name):
         edges = [one.start_offset + one.size * index // len(profile) for index in range(len(profile) + 1)]
@@ -150,11 +154,11 @@ def sized(ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]]) -> l
 
 
 def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
-    """Divide pieces into at most `tasks` parts, none empty, in the order of `pieces`. Each offset is in exactly one
-    part.
+    """Divide pieces into at most `tasks` parts, in the order of `pieces`. No part is empty, and each offset is in
+    exactly one part.
 
-    The pieces are laid end to end and cut into parts of equal bytes, so a long queue becomes many tasks, and short
-    queues share one.
+    The pieces are concatenated and cut into parts of equal bytes. So a long queue is divided among several tasks, and
+    several short queues share a task.
     """
     parts: list[list[SizedRange]] = [[] for _ in range(max(1, tasks))]
     total_bytes = sum(piece.size_bytes for piece in pieces)
@@ -166,7 +170,7 @@ def divide(pieces: Sequence[SizedRange], tasks: int) -> list[list[SizedRange]]:
 
 
 def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[SizedRange]]:
-    """The parts in smaller ones of at most `rows` messages each."""
+    """Split the parts into smaller parts of at most `rows` messages each."""
     smaller: list[list[SizedRange]] = []
     for part in parts:
         smaller.append([])
@@ -185,12 +189,13 @@ def at_most(parts: Sequence[Sequence[SizedRange]], rows: int) -> list[list[Sized
 
 
 def _lay(piece: SizedRange, before_bytes: int, total_bytes: int, parts: list[list[SizedRange]]) -> None:
-    """Put a piece into its part, or cut it among several parts. `before_bytes`: the bytes of all pieces before it."""
+    """Add a piece to the part that contains its bytes, or divide it among several parts. `before_bytes`: the total
+    bytes of all previous pieces."""
     whole = piece.range
     first = whole.start_offset
     index = before_bytes * len(parts) // total_bytes
     while first < whole.end_offset:
-        # The part ends this many bytes after the beginning of the piece.
+        # `edge_bytes`: the end of the part, in bytes from the beginning of the piece.
         edge_bytes = -(-(index + 1) * total_bytes // len(parts)) - before_bytes
         last = min(whole.end_offset, whole.start_offset + -(-whole.size * edge_bytes // piece.size_bytes))
         if last > first:

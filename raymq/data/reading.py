@@ -1,4 +1,4 @@
-"""`read_topic`: topics as a dataset of Ray Data."""
+"""`read_topic`: reads topics as a dataset of Ray Data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from raymq.records.filters.sql import SqlFilter
 from raymq.records.kernels.columns import Unreadable
 
 TASK_MIN_BYTES: Final = 16 * 1024 * 1024
-"""Less than this is not worth a task of its own."""
+"""Minimum size, in bytes, of the data of one read task. A smaller task is not worth its start-up time."""
 READ_TASKS_MAX: Final = 1_000_000
 _AMOUNT: Final = NumberRange(0.0, NUMBER_MAX)
-"""The amount of a resource of Ray's that a read task may ask for."""
+"""Allowed amount of a Ray resource that a read task requests."""
 
 
 @checked
@@ -65,22 +65,22 @@ def read_topic(
     This call fixes the offsets. So each execution, and each retried task, reads the same rows, and later messages are
     not in the dataset. `start_offset` and `end_offset` (exclusive) are as in `ray.data.read_kafka`: ``"earliest"`` or
     ``"latest"``; an offset, if the topics have one broker group; a datetime, for the first message stored at that time
-    or later (UTC without a time zone); or offsets by topic and queue, ``{"orders": {"broker-a:3": 1500}}``. A queue
-    that the last form leaves out starts earliest and ends latest. An end beyond a queue's end means the queue's end.
+    or later (UTC if it has no time zone); or offsets by topic and queue, ``{"orders": {"broker-a:3": 1500}}``. A queue
+    that is missing in the last form starts earliest and ends latest. An end beyond a queue's end means the queue's end.
 
-    `tags` filters like a subscription, ``"paid || refunded"``; `expression` filters by properties,
-    ``raymq.sql("price > 5")``. Both exclude a message before its body is read. Only `columns` are read; a plan that
-    selects columns reads only these. A message that cannot be read has a null `value`; the column `error`, which must
-    be requested by name, has the reason. With `unreadable` "raise", an execution fails with BodyUnreadableError
-    instead. `rows_per_block` limits the rows of a read task, and so of a block. `timeout_ms` limits the time of each
-    read task. `address` is Ray's, if this process is not yet connected to it; `namespace` is the namespace of
-    `raymq.connect`. The other arguments configure the read tasks, as in `ray.data.read_datasource`.
+    `tags` filters like a subscription, ``"paid || refunded"``; `expression` filters by properties, ``raymq.sql("price >
+    5")``. Both exclude a message before its body is read. Only `columns` are read; a plan that selects columns reads
+    only the selected columns. An unreadable message has a null `value`; the column `error`, which must be requested by
+    name, has the reason. With `unreadable` "raise", an execution fails with BodyUnreadableError instead.
+    `rows_per_block` limits the rows of a read task, and therefore of a block. `timeout_ms` limits the time of each read
+    task. `address` is the address of the Ray cluster, if this process is not yet connected to Ray; `namespace` is the
+    namespace of `raymq.connect`. The other arguments configure the read tasks, as in `ray.data.read_datasource`.
 
-    Raises as `raymq.connect`; IllegalNameError, TopicNotExistError; InvalidArgumentError for contradictory options;
-    DataLossError for deleted offsets; OffsetOutOfRangeError for a start that no message has yet. Without
-    `fail_on_data_loss` a warning is logged for the last two, and the offsets are left out. An execution fails with
-    DataLossError if messages of the dataset were deleted since this call, and with RequestTimeoutError after
-    `timeout_ms`.
+    Raises the errors of `raymq.connect`. Raises IllegalNameError for an illegal topic name, TopicNotExistError if a
+    topic does not exist, InvalidArgumentError for contradictory options, DataLossError if requested offsets were
+    deleted, and OffsetOutOfRangeError for a start beyond the end of a queue. Without `fail_on_data_loss`, a warning is
+    logged instead of the last two errors, and the offsets are left out. An execution fails with DataLossError if
+    messages of the dataset were deleted since this call, and with RequestTimeoutError after `timeout_ms`.
     """
     if trigger != "once":
         raise InvalidArgumentError(
@@ -116,8 +116,9 @@ def read_topic(
 
 
 def number_of_tasks(source: RangesDatasource) -> int:
-    """The number of read tasks: one per block, but enough for all CPUs. Ray's own number is meant for files of unknown
-    size, 200 at least, and most of the time of a small read goes into starting tasks."""
+    """Return the number of read tasks: one per block. For a small read there may be more, up to two per CPU with at
+    least TASK_MIN_BYTES each. Ray's own number, at least 200, is meant for files of unknown size; a small read would
+    spend most of its time on starting tasks."""
     size_bytes = source.estimate_inmemory_data_size()
     block_bytes = DataContext.get_current().target_max_block_size or size_bytes
     cpus = int(ray.cluster_resources().get("CPU", 1))

@@ -1,8 +1,9 @@
-"""The connection of a process in which Ray runs tasks: made by the first task that needs it, and used by the next ones.
+"""The raymq client that all Ray tasks of a worker process share. The first task creates the client, and later tasks use
+it.
 
-Ray uses a worker for many tasks and may keep it for as long as the job lasts. A client keeps lanes to storage actors,
-and log files mapped, whose space is not free before they are unmapped; so it is closed when no task has used it for a
-while.
+Ray uses a worker process for many tasks and may keep the process as long as the job runs. A client keeps lanes (direct
+socket connections) to storage actors, and maps log files, whose disk space is not freed while they are mapped. So the
+client is closed after no task has used it for some time.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from raymq.common.errors import ClientStateError
 from raymq.common.identity import Identity, acting_as
 
 IDLE_S: Final = 10.0
-"""A client that is not used for so long is closed."""
+"""Time in s after which an unused client is closed."""
 
 logger = logging.getLogger(__name__)
 
 
 class SharedClient:
-    """One client for all tasks of a process, of one user at a time. Thread-safe. `make` connects.
+    """One client for all tasks of a process. At any time, all tasks must belong to one user and namespace. Thread-safe.
+    `make` connects a new client.
 
-    In a forked child it has no client and no users, whatever the parent's tasks do. The next `use` connects again. It
-    raises ClientStateError in the child of a process that is connected to Ray.
+    A forked child process starts without a client and without users, whatever the parent's tasks do. The next `use`
+    connects again, and raises ClientStateError in the child of a process that is connected to Ray.
     """
 
     def __init__(self, make: Callable[[str], Client], idle_s: float = IDLE_S) -> None:
@@ -41,21 +43,22 @@ class SharedClient:
         in_forked_child(lambda: None if (shared := owner()) is None else shared._begin())
 
     def _begin(self) -> None:
-        """Have no client and no users."""
+        """Reset to the state without a client and without users."""
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._whose: tuple[Identity | None, str] = (None, "")
-        """The user and the namespace of the client."""
+        """The user and the namespace for which the client was created."""
         self._users = 0
         self._idle: threading.Timer | None = None
 
     @contextmanager
     def use(self, identity: Identity | None = None, namespace: str = "") -> Iterator[Client]:
-        """The client of a user in a namespace, which stays open until the block has ended; one of another user or
-        namespace is closed first.
+        """Return the client of a user in a namespace. The client stays open until the block ends. A client of another
+        user or namespace is closed first.
 
-        Raises as `raymq.connect` does; ClientStateError while tasks of another user or namespace use it.
+        Raises the errors of `raymq.connect`, and ClientStateError while tasks of another user or namespace use the
+        client.
         """
         whose = identity, namespace
         with self._lock:
@@ -79,14 +82,15 @@ class SharedClient:
         try:
             yield client
         finally:
-            if user_of == self._process_id:  # a child forked in this block uses nothing
+            # a child process that was forked in this block does not use the parent's client
+            if user_of == self._process_id:
                 self._leave()
 
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users:
-                # A daemon: the worker's end does not wait for it.
+                # A daemon thread, so that the worker process can exit without waiting for the timer.
                 self._idle = threading.Timer(self._idle_s, self._close)
                 self._idle.daemon = True
                 self._idle.start()
@@ -94,25 +98,25 @@ class SharedClient:
     def _close(self) -> None:
         with self._lock:
             if self._users or self._client is None:
-                return  # a task came between the timer's end and this
+                return  # a task started to use the client after the timer had fired
             client, self._client, self._idle = self._client, None, None
             try:
                 client.close()
-            except Exception:  # in a separate thread nobody would see the error
+            except Exception:  # log the error: in the timer's thread nothing would report it
                 logger.warning("the client of this worker could not be closed", exc_info=True)
 
 
 @contextmanager
 def driver_client(address: str | None, namespace: str | None = None) -> Iterator[Client]:
-    """A client to plan with. Connects this process to Ray if it is not, and leaves it connected, for a dataset is
-    executed later. Raises as `raymq.connect` does."""
+    """Return a client for planning. Connects this process to Ray if it is not connected, and leaves it connected,
+    because the dataset is executed later. Raises the errors of `raymq.connect`."""
     attach_ray(address)
     with connect(namespace=namespace) as client:
         yield client
 
 
 def worker_client() -> SharedClient:
-    """The SharedClient of this process."""
+    """Return the SharedClient of this process."""
     return _SHARED
 
 

@@ -1,1 +1,2 @@
-"""The bytes of RocketMQ's log: the record format, loops over many records, filters, and readers of a store's files."""
+"""The bytes of RocketMQ's log: the record format, functions that process many records at once, filters, and readers of
+a store's files."""

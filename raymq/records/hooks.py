@@ -1,10 +1,10 @@
-"""Batches for the hooks of a store.
+"""Batches of messages that a store passes to its hooks.
 
 The setting `store.put_hooks` names functions that are called with each PutBatch before it is stored;
 `store.consume_hooks` names functions that are called with each FetchedBatch that a fetch returns.
 
-A batch is decoded when a hook reads its messages or columns, once for all hooks. It is a copy of the store's bytes, so
-a hook may keep it. The module has no state.
+A batch is decoded when the first hook reads its messages or columns, once for all hooks. A batch is a copy of the
+store's bytes, so a hook may keep it. The module has no state.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 
 class HookedBatch:
-    """Messages of one queue, for a hook. `topic` and `queue_id`: the queue to which they were sent, even for delayed
-    messages and messages of a transaction, which are in other queues until they are due or committed."""
+    """Messages of one queue, passed to a hook. `topic` and `queue_id` name the queue to which the messages were sent.
+    This also holds for delayed messages and messages of a transaction, which are stored in other queues until they are
+    due or committed."""
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes) -> None:
-        """A store creates batches, hooks do not. `records`: whole records, back to back."""
+        """Create a batch; only a store does this, hooks do not. `records`: whole records, back to back."""
         self.broker_name, self.topic, self.queue_id = broker_name, topic, queue_id
         self._given = records
 
@@ -42,20 +43,19 @@ class HookedBatch:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the messages' records, about as many as of bodies and properties."""
+        """The total size of the messages' records in bytes, slightly more than the bodies and properties."""
         return len(self._given)
 
     @cached_property
     def messages(self) -> list[MessageExt]:
-        """The messages, in order, including unreadable messages with their `body_error`."""
+        """The messages, in order. An unreadable message is included, and its `body_error` has the reason."""
         decoded = read_messages(self._records, self._starts, broker_name=self.broker_name)
         return [self._as_sent(message) for message in decoded]
 
     def columns(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the messages as a RecordBatch with one row each, and with the columns of
-        raymq.records.kernels.columns, or only the columns `names`, which saves decoding the others. Raises
-        InvalidArgumentError for an unknown column."""
-        # imported here: a store without hooks loads no Arrow
+        """Return the messages as a RecordBatch with one row each and the columns of raymq.records.kernels.columns. With
+        `names`, only the named columns are decoded and returned. Raises InvalidArgumentError for an unknown column."""
+        # imported late, so that a store without hooks does not load Arrow
         import pyarrow as pa
 
         from raymq.records.kernels.columns import decode_columns
@@ -70,8 +70,8 @@ class HookedBatch:
 
     @cached_property
     def _records(self) -> bytes:
-        """Return a record for each message. An inner batch, which is sent alone, is one record of many messages. A
-        damaged inner batch counts as one message."""
+        """Return the bytes with one record per message. An inner batch, which is always sent alone, is split into its
+        messages. A damaged inner batch counts as one message."""
         if not is_inner_batch(self._given):
             return self._given
         try:
@@ -81,7 +81,7 @@ class HookedBatch:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """Return the position of each message's record."""
+        """Return the position of each message's record in `_records`."""
         return find_starts(self._records)
 
     def _as_sent(self, message: MessageExt) -> MessageExt:
@@ -91,23 +91,23 @@ class HookedBatch:
 
 
 class PutBatch(HookedBatch):
-    """Messages that are about to be stored. Their queue offset, physical offset and store time are 0.
+    """Messages that the store is about to append. Their queue offset, physical offset and store time are 0.
 
-    `producer_id`: the producer's instance; empty for messages without a producer's sequence.
+    `producer_id`: the id of the producer instance; empty if the messages have no producer sequence.
     """
 
     def __init__(self, broker_name: str, topic: str, queue_id: int, records: bytes, producer_id: str = "") -> None:
-        """As in HookedBatch."""
+        """Create a batch as in HookedBatch. `producer_id`: the id of the producer instance."""
         super().__init__(broker_name, topic, queue_id, records)
         self.producer_id = producer_id
         self.refusals: dict[int, str] = {}
-        """The reason for each refused message, by its index."""
+        """The reason of each refused message, by the message's index in the batch."""
 
     @checked
     def refuse(self, index: int, reason: str) -> None:
-        """Refuse message `index`: its sender gets MessageRefusedError with `reason`, a line of text. The other messages
-        are stored: their producer sends them again automatically, and this hook gets them again. Raises
-        InvalidArgumentError for an index out of range, and for an empty reason."""
+        """Refuse message `index`: its sender gets MessageRefusedError with `reason`, one line of text. The other
+        messages are stored: their producer resends them automatically, and this hook is called for them again. Raises
+        InvalidArgumentError if `index` is out of range or `reason` is empty."""
         if not 0 <= index < len(self):
             raise InvalidArgumentError(f"there is no message {index} in a batch of {len(self)}")
         if not reason.strip():
@@ -116,8 +116,8 @@ class PutBatch(HookedBatch):
 
 
 class FetchedBatch(HookedBatch):
-    """Messages that a fetch returns to a consumer, from `queue_offset` on; the consumer continues at `next_offset`.
-    Offsets count messages of the queue."""
+    """Messages that a fetch returns to a consumer, from `queue_offset` on. The consumer continues at `next_offset`.
+    Both are queue offsets."""
 
     def __init__(
         self,
@@ -129,6 +129,6 @@ class FetchedBatch(HookedBatch):
         queue_offset: int,
         next_offset: int,
     ) -> None:
-        """As in HookedBatch."""
+        """Create a batch as in HookedBatch. `queue_offset` and `next_offset`: the offset range of the fetch."""
         super().__init__(broker_name, topic, queue_id, records)
         self.queue_offset, self.next_offset = queue_offset, next_offset

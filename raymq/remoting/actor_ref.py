@@ -1,8 +1,8 @@
 """Calls to Ray actors. No other client module calls actors, or converts Ray's errors into raymq's errors.
 
-A call in the name of a user (raymq.common.identity) is signed, and goes to the method's signed twin. Every call has a
-timeout. A call that Ray reports as failed may have run. So a failure means only that no answer came, and the caller
-decides if its call is safe to repeat.
+If the process acts as a user (raymq.common.identity), a call is signed and goes to the signed variant of the method.
+Every call has a timeout. A call that Ray reports as failed may have run. So a failure means only that no answer
+arrived, and the caller decides if its call is safe to repeat.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from raymq.common.names import NAMESPACE, NameServerName
 from raymq.remoting.access.signatures import NONCE_BYTES, Signature, sign
 
 NAME_SERVERS_MAX: Final = 3
-"""The most NameServers that a cluster has."""
+"""Maximum number of NameServers in a cluster."""
 DEFAULT_TIMEOUT_S = 10.0
-"""Limits an actor call whose caller gives no timeout."""
+"""Timeout in seconds of an actor call whose caller gives no timeout."""
 SIGN_AGAIN_S: Final = 0.05
-"""The pause before a call is signed for the third time, because its actor restarts again and again."""
+"""Pause in seconds before a call is signed for the third time. The pause avoids a busy loop while the actor restarts
+again and again."""
 CLOCKS_MAX: Final = 10_000
-"""The most actors whose clocks a client keeps. If there are more, all are forgotten and learnt again."""
+"""Maximum number of actors whose clocks a client remembers. If there are more, the client forgets all clocks and
+requests them again."""
 
 _clocks: Final[dict[str, tuple[bytes, int]]] = {}
-"""By actor: the id of its process, and the ms by which that process's clock is ahead of this process's clock."""
+"""By actor name: the id of the actor's process, and the ms by which that process's clock is ahead of this process's
+clock."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +63,11 @@ def running_nameservers() -> list[NameServerName]:
 
 
 class ActorRef:
-    """A named raymq actor, looked up at the first call and again after the actor has died for good.
+    """A reference to a named raymq actor. It looks the name up at the first call, and again after the actor has died
+    permanently.
 
-    Thread-safe. A handle stays valid over restarts by Ray. It is dropped only if Ray reports the actor as dead, because
-    another actor may have taken the name.
+    Thread-safe. The handle stays valid when Ray restarts the actor. ActorRef drops the handle only if Ray reports the
+    actor as dead, because another actor may have taken the name.
     """
 
     def __init__(self, name: str) -> None:
@@ -72,7 +76,7 @@ class ActorRef:
         self._handle: Any = None
 
     def handle(self) -> Any:
-        """Return the actor's handle. ServiceNotAvailableError if no actor has this name."""
+        """Return the actor's handle. Raises ServiceNotAvailableError if no actor has this name."""
         with self._lock:
             if self._handle is None:
                 try:
@@ -84,14 +88,14 @@ class ActorRef:
             return self._handle
 
     def drop_handle(self) -> None:
-        """Drop the handle, so that the next call looks the name up again."""
+        """Drop the handle, so that the next call looks up the actor's name again."""
         with self._lock:
             self._handle = None
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Any:
         """Call a method and wait for its result.
 
-        Raises what the method raised if that is a RaymqError; RequestTimeoutError without an answer in time;
+        Raises the method's error if it is a RaymqError; RequestTimeoutError if no answer arrives in time;
         ServiceNotAvailableError if the actor is dead, restarting or unreachable. After the last two errors the call may
         have run.
         """
@@ -104,14 +108,15 @@ class ActorRef:
     def start(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method without waiting, and return Ray's reference to the result.
 
-        The call is signed if this process acts as a user. ServiceNotAvailableError if no actor has this name.
+        The call is signed if this process acts as a user. Raises ServiceNotAvailableError if no actor has this name.
         """
         return _start(self.handle(), self.name, identity.present(), method, args, kwargs)
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method, and ignore its result and its failure. A call that the actor wants signed again is repeated.
+        """Call a method, and ignore its result and its failure. If the actor requires a new signature, the call is
+        signed again and repeated.
 
-        ServiceNotAvailableError if no actor has this name.
+        Raises ServiceNotAvailableError if no actor has this name.
         """
 
         def sign_anew(answer: Any) -> None:
@@ -129,16 +134,16 @@ class ActorRef:
 
 
 class HandleRef:
-    """An actor in another namespace, called by its handle: a Listener or a PredicateRunner. Thread-safe.
+    """A reference, by handle, to an actor in another namespace: a Listener or a PredicateRunner. Thread-safe.
 
-    Signatures contain the actor's `name`. Calls are signed as `who`, or unsigned if `who` is None.
+    Signatures contain the actor's `name`. Calls are signed as the user `who`, or unsigned if `who` is None.
     """
 
     def __init__(self, name: str, handle: Any, who: Identity | None) -> None:
         self.name, self.handle, self._who = name, handle, who
 
     def call(self, method: str, *args: Any, what: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method and wait for its result. Raises as `ActorRef.call`; errors name the call as `what`."""
+        """Call a method and wait for its result. Raises like `ActorRef.call`; errors name the call as `what`."""
         return _call(lambda: self.start(method, *args), what or f"{self.name}.{method}", timeout_s)
 
     def start(self, method: str, *args: Any) -> Any:
@@ -149,7 +154,7 @@ class HandleRef:
 def _start(
     handle: Any, actor: str, who: Identity | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Start a call of an actor's method, or of the method's signed twin if `who` signs the call."""
+    """Start a call of an actor's method, or of the method's signed variant if `who` signs the call."""
     if who is None:
         return getattr(handle, method).remote(*args, **kwargs)
     signature, payload = _signed(who, actor, method, args, kwargs)
@@ -157,9 +162,11 @@ def _start(
 
 
 def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    """Start a call and wait for its result, signing it again until the timeout if the actor demands that.
+    """Start a call and wait for its result. If the actor requires a new signature, sign and start the call again until
+    the timeout.
 
-    The actor refuses, and does not run, a call that was signed for another process of the actor or for none.
+    The actor refuses a call whose signature names another process incarnation of the actor or none. A refused call does
+    not run.
     """
     until_s = time.monotonic() + timeout_s
     left_s, pause_s = timeout_s, 0.0
@@ -177,8 +184,8 @@ def _call(start: Callable[[], Any], what: str, timeout_s: float) -> Any:
 def _signed(
     who: Identity, actor: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Signature, bytes]:
-    """Return a call's signature, and its arguments as the signed bytes."""
-    # Ray replaces references by results among plain arguments only.
+    """Return a call's signature, and the serialized arguments that the signature covers."""
+    # Ray resolves object references only if they are top-level arguments, and here they are inside the signed bytes.
     values = [ray.get(one, timeout=DEFAULT_TIMEOUT_S) if isinstance(one, ray.ObjectRef) else one for one in args]
     payload = cloudpickle.dumps((values, kwargs))
     life, ahead_ms = _clocks.get(actor, (b"", 0))
@@ -187,20 +194,21 @@ def _signed(
 
 
 def _learn(error: SignedTooEarlyError) -> None:
-    """Keep the process and the clock that an actor's refusal names, for later signatures."""
+    """Remember the process id and the clock from an actor's refusal, for later signatures."""
     if len(_clocks) >= CLOCKS_MAX:
         _clocks.clear()
     _clocks[error.actor] = error.life, error.now_ms - time.monotonic_ns() // 1_000_000
 
 
 class ActorGoneError(ServiceNotAvailableError):
-    """The actor died for good; another actor may take its name."""
+    """Raised if the actor died permanently. Another actor may take its name."""
 
 
 def resolve(reference: Any, what: str, timeout_s: float) -> Any:
-    """Wait up to `timeout_s` for a call's result, as `ray.get`, with raymq's errors. Errors name the call as `what`.
+    """Wait up to `timeout_s` for a call's result, as `ray.get`, and convert Ray's errors into raymq's errors. Errors
+    name the call as `what`.
 
-    Raises as `ActorRef.call`; ActorGoneError if the actor died for good.
+    Raises like `ActorRef.call`, and ActorGoneError if the actor died permanently.
     """
     try:
         return ray.get(reference, timeout=timeout_s)
@@ -213,13 +221,14 @@ def resolve(reference: Any, what: str, timeout_s: float) -> Any:
         if isinstance(cause, RaymqError):
             raise cause from None
         raise ServiceNotAvailableError(f"{what} failed in its actor: {cause!r}") from error
-    except (ActorDiedError, ActorUnschedulableError) as error:  # unschedulable: the actor's node is gone
+    # ActorUnschedulableError: the actor's node no longer exists
+    except (ActorDiedError, ActorUnschedulableError) as error:
         raise ActorGoneError(f"{what}: the actor is dead ({_reason(error)}); see `raymq status`") from error
     except (ActorUnavailableError, RayActorError) as error:
         raise ServiceNotAvailableError(f"{what}: the actor is not reachable now ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of Ray's message, which may be a page long."""
+    """Return the first line of a Ray error's message, which may be a page long."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

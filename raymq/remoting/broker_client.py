@@ -1,10 +1,10 @@
-"""Calls to brokers: frequent calls over lanes, all others as actor methods.
+"""Calls to brokers: frequent calls use lanes (direct socket connections), all other calls are actor calls.
 
-A change of how clients reach a broker belongs here, or in raymq.remoting.lane_pool if it also holds for storage actors.
-On the broker's node the lane is a Unix socket, from other nodes TCP.
+To change how clients reach a broker, change this module, or raymq.remoting.lane_pool if the change also applies to
+storage actors. On the broker's node the lane is a Unix socket, from other nodes TCP.
 
 Failures are of two kinds. An error that the broker raised means that the broker refused the call. A
-ServiceNotAvailableError or RequestTimeoutError means that no answer came, and that the call may have run. All calls
+ServiceNotAvailableError or RequestTimeoutError means that no answer arrived, and that the call may have run. All calls
 over lanes are safe to repeat.
 """
 
@@ -50,12 +50,13 @@ LANE_RESULTS: Final[dict[str, Any]] = {
     "ack_messages": int,
     "change_invisible": list[LeasedRange | None],
 }
-"""The methods that a broker serves over lanes, with the types of their results."""
+"""The methods that a broker serves over lanes (direct socket connections), with their result types."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """The answer of a broker to `describe`: its name, its Ray node, and the address of its lane."""
+    """A broker's description of itself: its name, its Ray node, and the address of its lane (direct socket
+    connection)."""
 
     name: str
     node_id: str
@@ -63,7 +64,7 @@ class BrokerDescription:
 
 
 class BrokerClient:
-    """Calls to one broker. Thread-safe."""
+    """A client of one broker. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,8 +76,8 @@ class BrokerClient:
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a method of the broker: over a lane if LANE_RESULTS has the method, else as an actor method.
 
-        Raises what the method raised; RequestTimeoutError or ServiceNotAvailableError without an answer: the call may
-        have run.
+        Raises the method's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives; the call
+        may have run.
         """
         if method not in LANE_RESULTS:
             return self._actor.call(method, *args, timeout_s=timeout_s)
@@ -88,12 +89,13 @@ class BrokerClient:
         return self._lanes.call(method, over_lane, timeout_s)
 
     def drop_lanes(self) -> None:
-        """Drop the broker's description and the idle lanes. The next call opens new ones."""
+        """Drop the cached broker description and close the idle lanes. The next call opens a new lane."""
         self._lanes.drop()
 
 
 _clients: Final[dict[tuple[int, str], BrokerClient]] = {}
-"""The clients by process id and broker name. A forked child must not use its parent's lanes."""
+"""The broker clients by process id and broker name. The process id is in the key because a forked child must not use
+its parent's lanes."""
 _clients_lock: Final = shared_lock()
 
 
@@ -108,7 +110,7 @@ def broker_client(name: str) -> BrokerClient:
 
 
 def close_broker_clients() -> None:
-    """Close the idle lanes of all shared clients. A client that is used again opens new lanes."""
+    """Close the idle lanes of all shared broker clients. A client that is used again opens new lanes."""
     with _clients_lock:
         clients = list(_clients.values())
         _clients.clear()

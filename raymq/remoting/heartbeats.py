@@ -4,10 +4,11 @@
     heartbeats.set_consumer(consumer, ConsumerData)  a consumer; again when its subscriptions have changed
     heartbeats.remove(producer or consumer)          when it closes
 
-One thread sends the heartbeats (raymq.common.protocol.clients defines them). A broker that does not answer gets the
-next heartbeat; only administrators' figures depend on heartbeats. Each answer shows if the cluster's metrics are on. If
-so, the same thread reports this process's figures every 10 s (raymq.telemetry.metrics.client_figures). While the client
-has consumers that answer administrators' questions, another thread polls a broker for questions (raymq.common.members).
+One thread sends the heartbeats (raymq.common.protocol.clients defines them). If a broker does not answer, the next
+heartbeat retries: only administrators' views depend on heartbeats. Each answer shows if the cluster's metrics are on.
+If they are on, the same thread reports this process's metrics every 10 s (raymq.telemetry.metrics.client_figures).
+While the client has consumers that answer administrators' queries, another thread polls a broker for queries
+(raymq.common.members).
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ClientMetrics
 from raymq.telemetry.metrics.instruments import REPORT_INTERVAL_S
 
 HEARTBEAT_CALL_TIMEOUT_S: Final = 5.0
-"""Limits the call to one broker, and the wait of `close` for the thread."""
+"""Timeout in seconds of the call to one broker, and of the wait of `close` for the thread."""
 GATHER_S: Final = 0.05
-"""The time, in seconds, for which changes are gathered, because programs often create several consumers at once."""
+"""Time in seconds for which changes are collected before a heartbeat, because programs often create several consumers
+at once."""
 
 logger = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """The heartbeats of one client. Thread-safe. `host`: this node's IP address; `node_id`: its Ray node's id."""
+    """Sends the heartbeats of one client. Thread-safe. `host`: this node's IP address; `node_id`: the id of this Ray
+    node."""
 
     def __init__(self, routes: RouteCache, host: str, node_id: str = "") -> None:
         self._routes = routes
@@ -51,7 +54,7 @@ class Heartbeats:
         self._producers: dict[int, str] = {}
         self._consumers: dict[int, ConsumerData] = {}
         self._members: dict[int, Answers] = {}
-        """The consumers that answer administrators' questions."""
+        """The consumers that answer administrators' queries."""
         self._questions: QuestionListener | None = None
         self._brokers: dict[str, ActorRef] = {}
         self._changed = threading.Event()
@@ -65,12 +68,13 @@ class Heartbeats:
         self._send_soon()
 
     def send_now(self, broker_name: str) -> None:
-        """Report this client's producers and consumers to one broker now. RaymqError if the broker does not answer."""
+        """Report this client's producers and consumers to one broker now. Raises RaymqError if the broker does not
+        answer."""
         broker = self._brokers.setdefault(broker_name, ActorRef(broker_name))
         broker.call("heartbeat", self._heartbeat(), timeout_s=HEARTBEAT_CALL_TIMEOUT_S)
 
     def set_consumer(self, consumer: object, data: ConsumerData) -> None:
-        """Add a consumer to the heartbeats, described by `data`; this replaces an earlier description of it."""
+        """Add a consumer to the heartbeats, described by `data`, or replace the consumer's earlier description."""
         with self._lock:
             known = self._consumers.get(id(consumer))
             since_ms = time.time_ns() // 1_000_000 if known is None else known.since_ms
@@ -82,7 +86,7 @@ class Heartbeats:
         self._send_soon()
 
     def remove(self, item: object) -> None:
-        """Remove a closed producer or consumer from the heartbeats. Does nothing if it is unknown."""
+        """Remove a closed producer or consumer from the heartbeats. Does nothing if the item is unknown."""
         with self._lock:
             known = self._producers.pop(id(item), None) or self._consumers.pop(id(item), None)
             self._members.pop(id(item), None)
@@ -90,7 +94,7 @@ class Heartbeats:
             self._send_soon()
 
     def close(self) -> None:
-        """Unregister this client at the brokers and end the thread. Idempotent."""
+        """Unregister this client at the brokers and stop the heartbeat thread. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -133,7 +137,8 @@ class Heartbeats:
         )
 
     def _answer(self, question: Question) -> MemberAnswer:
-        """Return the answer to a question about this client's members. RaymqError."""
+        """Return the answer to an administrator's query about this client's consumers. Raises RaymqError if the query
+        fails."""
         with self._lock:
             names = {key: data for key, data in self._consumers.items() if data.group == question.group}
             members = [
@@ -154,8 +159,8 @@ class Heartbeats:
     def _call_brokers(self, method: str, argument: Callable[[], object]) -> None:
         """Call a method of every known broker, present or former.
 
-        The argument is built for each call: if a consumer has closed, an administrator may have deleted its group,
-        which an older heartbeat would create again.
+        The argument is built again for each call. If a consumer has closed in the meantime, an administrator may have
+        deleted its group, and an outdated heartbeat would create the group again.
         """
         try:
             for name in self._routes.brokers():

@@ -1,11 +1,11 @@
-"""LanePool holds the lanes from one client to one actor, and makes the client's calls over them.
+"""A pool of the lanes (direct socket connections) from one client to one actor, over which the client makes its calls.
 
-The actor's description, which has the address of its lanes, is the answer to an actor call. The pool keeps the
-description until a lane breaks or cannot be opened, because a restarted actor has another address. A lane that no call
-uses is kept for the next call.
+The actor's description, which contains the address of the actor's lanes, is the answer to an actor call. The pool keeps
+the description until a lane breaks or cannot be opened, because a restarted actor has another address. A lane that no
+call uses is kept for the next call.
 
-A lane that cannot be opened is retried with back-off, each time at the address that the actor names now. A call whose
-lane broke is not retried here: the call may have run, and only its caller can tell if a repetition is safe.
+If a lane cannot be opened, the pool retries with back-off, each time at the actor's current address. The pool does not
+retry a call whose lane broke: the call may have run, and only its caller can decide if a repetition is safe.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from raymq.remoting.lane.handshake import LaneRefusedError, TlsRefusedError
 logger = logging.getLogger(__name__)
 
 LANES_MAX: Final = 256
-"""The most calls of one client to one actor at the same time. Further calls wait for a lane."""
+"""Maximum number of concurrent calls of one client to one actor. Further calls wait for a lane."""
 IDLE_LANES_MAX: Final = 16
-"""The most idle lanes that a client keeps to one actor."""
+"""Maximum number of idle lanes that a client keeps to one actor."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
-"""Limits the call that asks an actor for its description."""
+"""Timeout in seconds of the actor call that requests an actor's description."""
 OPEN_PATIENCE_S: Final = 5.0
-"""The longest time that one call spends on opening a lane. Its caller may find another master after that."""
+"""Maximum time in seconds that one call spends on opening a lane. After this time the caller may find another
+master."""
 _LANE_LOST: Final = (EOFError, OSError)
-"""Errors of a lane that broke."""
+"""The errors that a call raises if its lane breaks."""
 LANE_NOT_OPENED: Final = (*_LANE_LOST, LaneRefusedError)
-"""Errors of a lane that could not be opened."""
+"""The errors that are raised if a lane cannot be opened."""
 ADVICE: Final = (
     "Let this node reach that address through firewalls, and run `raymq doctor`, which tests the lanes between all "
     "nodes. A program outside of the cluster's network has to run as a Ray job."
 )
-"""Advice to the reader of an error about a lane that cannot be opened."""
+"""The advice that ends the text of an error about a lane that cannot be opened."""
 
 
 def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) -> ServiceNotAvailableError:
-    """Build the error of `what`, for which no lane to the actor `name` could be opened because of `reason`."""
+    """Build the error for a call `what` that failed because no lane to the actor `name` could be opened. `reason`: the
+    cause."""
     return ServiceNotAvailableError(
         f"{what}: no lane to {name} at {address.place} can be opened, so nothing was sent ({reason or repr(reason)}). "
         f"{ADVICE}"
@@ -53,14 +55,14 @@ def lane_error(what: str, name: str, address: LaneAddress, reason: Exception) ->
 
 
 class Described(Protocol):
-    """A description of an actor that has lanes."""
+    """Interface of an actor's description that contains the address of the actor's lanes."""
 
     @property
     def lane(self) -> LaneAddress: ...
 
 
 class PooledLane(Protocol):
-    """A lane as a pool needs it."""
+    """Interface of a lane that a LanePool can manage."""
 
     @property
     def closed(self) -> bool: ...
@@ -75,10 +77,10 @@ A = TypeVar("A")
 
 
 class LanePool(Generic[D, L]):
-    """The lanes of one client to `actor`. Thread-safe.
+    """The lanes (direct socket connections) of one client to `actor`. Thread-safe.
 
     `open_lane(description, timeout_s)` opens a lane; it raises OSError, EOFError or LaneRefusedError. The pool calls
-    `on_description` with each description of the actor.
+    `on_description` with each new description of the actor.
     """
 
     def __init__(
@@ -94,13 +96,14 @@ class LanePool(Generic[D, L]):
         self._description: D | None = None
         self._idle: list[L] = []
         self._in_use: set[object] = set()
-        """A token for each call that uses a lane now. Taken out by one C call, which no signal handler can prevent."""
+        """A token for each call that uses a lane now. A single C call removes a token, so a signal handler cannot
+        prevent the removal."""
         self._is_closed = False
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> D:
-        """Return the actor's description, from an actor call or from memory.
+        """Return the actor's description, cached or from an actor call.
 
-        Raises what the actor raised; RequestTimeoutError or ServiceNotAvailableError without an answer.
+        Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives.
         """
         known = self._description
         if known is not None:
@@ -112,12 +115,12 @@ class LanePool(Generic[D, L]):
         return description
 
     def call(self, what: str, over_lane: Callable[[L, float], T], timeout_s: float) -> T:
-        """Return `over_lane(lane, seconds left)`, with a lane that is kept or opened for the call `what`.
+        """Return `over_lane(lane, seconds left)`, over an idle lane or a new lane. Errors name the call as `what`.
 
-        Raises what the actor raised. RequestTimeoutError or ServiceNotAvailableError without an answer: the call may
-        have run, unless the text says that no lane could be opened.
+        Raises the actor's error. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives: the call
+        may have run, unless the text says that no lane could be opened.
         """
-        # The steps share one deadline: if the actor stands still, each would otherwise wait for the whole timeout.
+        # The steps share one deadline. Otherwise each step could wait for the whole timeout if the actor hangs.
         deadline_s = time.monotonic() + timeout_s
         token, lane, description = object(), None, None
         try:
@@ -133,9 +136,9 @@ class LanePool(Generic[D, L]):
     def call_idle(
         self, what: str, over_lane: Callable[[L, A, float], T | None], argument: A, timeout_s: float
     ) -> T | None:
-        """Return `over_lane(lane, argument, timeout_s)`, over an idle lane and in fewer steps than `call` takes.
+        """Return `over_lane(lane, argument, timeout_s)`, over an idle lane: a faster path than `call`.
 
-        Returns None, and sends nothing, if no lane is idle. Raises as `call`.
+        Returns None, and sends nothing, if no lane is idle. Raises like `call`.
         """
         token, lane, description = object(), None, None
         try:
@@ -154,9 +157,8 @@ class LanePool(Generic[D, L]):
                 self._keep(lane, description)
 
     def drop(self) -> None:
-        """Drop the description and the idle lanes, because the actor may have another address by now. The next call
-        asks for the address and opens a lane.
-        """
+        """Drop the cached description and the idle lanes, because the actor may have another address now. The next call
+        requests the address and opens a lane."""
         with self._lock:
             self._description = None
             idle, self._idle = self._idle, []
@@ -164,14 +166,15 @@ class LanePool(Generic[D, L]):
             lane.close()
 
     def close(self) -> None:
-        """Drop the idle lanes, and keep no lane from now on. Running calls end by themselves."""
+        """Drop the idle lanes, and keep no lanes from now on. Running calls finish normally."""
         self._is_closed = True
         self.drop()
 
     def _take(self, token: object, what: str, deadline_s: float) -> tuple[D, L]:
-        """Take an idle lane or open one, retrying until the deadline or OPEN_PATIENCE_S.
+        """Take an idle lane or open a new lane, retrying until the deadline or for OPEN_PATIENCE_S.
 
-        Raises ServiceNotAvailableError if no lane can be opened; nothing was sent then. Other errors as of `describe`.
+        Raises ServiceNotAvailableError if no lane can be opened; in that case nothing was sent. Raises other errors
+        like `describe`.
         """
         backoff, last_s = Backoff(), min(deadline_s, time.monotonic() + OPEN_PATIENCE_S)
         while True:
@@ -186,7 +189,7 @@ class LanePool(Generic[D, L]):
             time.sleep(pause_s)
 
     def _take_now(self, token: object, description: D, timeout_s: float) -> L:
-        """Take an idle lane, or try once to open one. Raises as LANE_NOT_OPENED."""
+        """Take an idle lane, or try once to open a new lane. Raises the errors in LANE_NOT_OPENED."""
         with self._lock:
             if token not in self._in_use:
                 if len(self._in_use) >= LANES_MAX:
@@ -203,9 +206,10 @@ class LanePool(Generic[D, L]):
             raise
 
     def _keep(self, lane: L, description: D) -> None:
-        """Keep the lane of an ended call for the next call, or close it if the pool's lanes were dropped since.
+        """Keep the lane of a finished call for the next call, or close the lane if the pool has dropped its lanes
+        since.
 
-        A lane that is lost here, because a signal handler raises, is closed when Python collects it.
+        If a signal handler raises here, the lane is lost, and Python closes it when collecting garbage.
         """
         with self._lock:
             known = self._description
@@ -216,8 +220,9 @@ class LanePool(Generic[D, L]):
         lane.close()
 
     def _raise_lost(self, what: str, error: Exception) -> NoReturn:
-        """Raise the error of a call whose lane failed with `error`; drop all lanes unless a server's error came."""
+        """Raise the error of a call whose lane failed with `error`. All lanes are dropped, unless `error` came from the
+        server."""
         if isinstance(error, RaymqError):
-            raise error  # RequestTimeoutError is an OSError by way of TimeoutError
+            raise error  # RequestTimeoutError is also caught here, because TimeoutError is a subclass of OSError.
         self.drop()
         raise ServiceNotAvailableError(f"the lane to {self._name} broke during {what} ({error!r})") from error

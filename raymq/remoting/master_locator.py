@@ -1,4 +1,4 @@
-"""Finds the storage actor that leads a broker group, by the topic's route, for one sender."""
+"""Finds the storage actor that is the master of a broker group, from a topic's route, for one sender."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from raymq.remoting.storage_client import StorageClient
 
 
 class RouteSource(Protocol):
-    """The routes that a producer needs: a RouteCache or, for a broker's own producer, the broker."""
+    """Interface of the route source that a producer needs: a RouteCache or, for a broker's own producer, the
+    broker."""
 
     def get(self, topic: str) -> TopicRoute: ...
 
@@ -21,7 +22,7 @@ class RouteSource(Protocol):
 
 
 class MasterLocator:
-    """Keeps the master of one broker group until an attempt fails. Used by one thread."""
+    """Finds the master of one broker group, and remembers it until an attempt fails. Used by one thread."""
 
     def __init__(self, broker_name: str, routes: RouteSource, storage: Callable[[str], StorageClient]) -> None:
         self._broker_name, self._routes, self._storage = broker_name, routes, storage
@@ -29,9 +30,10 @@ class MasterLocator:
         self._client: StorageClient | None = None
 
     def locate(self, topic: str) -> StorageClient:
-        """Return the master's client. After `attempt_failed`, read the route of `topic` again.
+        """Return the master's storage client. After `attempt_failed`, first fetch the route of `topic` again.
 
-        If the route cannot be read, the last master is kept. ServiceNotAvailableError if no master was ever known.
+        If the route cannot be read, the last master is kept. Raises ServiceNotAvailableError if no master was ever
+        found.
         """
         if self._client is None:
             try:
@@ -45,6 +47,7 @@ class MasterLocator:
         return self._client
 
     def attempt_failed(self, topic: str) -> None:
-        """Note that an attempt failed: another replica may be master now."""
+        """Report a failed attempt: the next `locate` fetches the route again, because another replica may be master
+        now."""
         self._client = None
         self._routes.invalidate(topic)

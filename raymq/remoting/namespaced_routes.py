@@ -1,6 +1,6 @@
-"""NamespacedRoutes are the routes of a client's topics within its namespace, by the names that its users know.
+"""Routes of a client's topics by their names within the client's namespace.
 
-A producer uses the users' names; its encoder replaces them by the stored names
+A producer uses the names within the namespace; the producer's encoder replaces them by the stored names
 (raymq.client.producer.senders.encoder). Requests to NameServers use the stored names.
 """
 
@@ -19,24 +19,26 @@ from raymq.remoting.master_locator import RouteSource
 
 
 class NamespacedRoutes:
-    """The routes of `routes`, with the topics' names inside a namespace. Thread-safe."""
+    """The routes of `routes`, under the topics' names within a namespace. Thread-safe."""
 
     def __init__(self, routes: RouteSource, names: Namespace) -> None:
         self._routes, self._names = routes, names
         self._shown: dict[str, tuple[TopicRoute, TopicRoute]] = {}
-        """By topic: the last route, and a copy of the route with the topic's name inside the namespace."""
+        """By topic name within the namespace: the last route, and a copy of the route with that name."""
 
     def get(self, topic: str) -> TopicRoute:
-        """Return the topic's route. TopicNotExistError has the topic's name inside the namespace."""
+        """Return the topic's route. Raises TopicNotExistError, with the topic's name within the namespace."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get(self._names.wrap(topic)))
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """Return the topic's route, retrying up to `timeout_s` while no NameServer can tell if the topic exists."""
+        """Return the topic's route. While no NameServer can decide if the topic exists, retry up to
+        `timeout_s`."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int) -> TopicRoute:
-        """Return the topic's route. Create the topic if it does not exist and the cluster creates topics."""
+        """Return the topic's route. Creates the topic if it does not exist and the cluster's settings allow automatic
+        creation."""
         with self._as_asked(topic):
             return self._show(topic, self._routes.get_or_create(self._names.wrap(topic), default_topic_queue_nums))
 

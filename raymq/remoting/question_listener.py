@@ -1,8 +1,8 @@
-"""QuestionListener polls a broker for questions to this client, and answers them (raymq.common.members.questions).
+"""Polls a broker for administrators' queries to this client, and answers them (raymq.common.members.questions).
 
-One thread per client with consumers holds a long poll at one broker. A few more threads, which exist only while there
-are questions, compute the answers. If the broker is gone, the thread polls the next broker. A client that cannot be
-asked keeps consuming.
+One thread per client with consumers holds a long poll at one broker. Up to ANSWERING_MAX other threads, which exist
+only while queries are open, compute the answers. If the broker does not respond, the thread polls the next broker. If
+no query can reach a client, the client still consumes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from raymq.remoting.broker_client import broker_client
 QUESTION_CALL_TIMEOUT_S: Final = QUESTION_WAIT_S + 10.0
 SEND_ANSWER_TIMEOUT_S: Final = 5.0
 QUESTION_PAUSE_S: Final = 1.0
-"""The pause after a long poll that returned at once without a question, so that the thread cannot spin."""
+"""Minimum time in seconds between two long polls that return no query. The pause prevents a busy loop if the polls
+return immediately."""
 QUESTION_PAUSE_MAX_S: Final = 10.0
-"""The longest pause, in seconds, while no broker answers."""
+"""Maximum pause in seconds between two polls while no broker answers."""
 ANSWERING_MAX: Final = 4
-"""The most questions that are answered at the same time; further questions are refused."""
+"""Maximum number of queries that are answered at the same time; further queries are refused."""
 LISTENER_CLOSE_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class QuestionListener:
-    """Polls for the questions to one client, from construction until `close`. Thread-safe."""
+    """Polls for administrators' queries to one client, from construction until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -41,21 +42,23 @@ class QuestionListener:
         brokers: Callable[[], Iterable[str]],
         answer: Callable[[Question], MemberAnswer],
     ) -> None:
-        """`brokers` returns the names of all brokers; `answer` answers a question, in a separate thread."""
+        """`brokers` returns the names of all brokers. `answer` answers a query; it runs in a separate thread."""
         self._client_id, self._brokers, self._answer = client_id, brokers, answer
         self._turn = zlib.crc32(client_id.encode())
-        """Selects the broker, so that clients spread over all brokers."""
+        """Index, modulo the number of brokers, of the broker to poll. It starts at a hash of the client id, so that
+        clients spread over all brokers."""
         self._stop = threading.Event()
         self._answering = threading.Semaphore(ANSWERING_MAX)
         self._thread = threading.Thread(target=self._run, name="questions", daemon=True)
         self._thread.start()
 
     def begin_close(self) -> None:
-        """Take no more questions. The broker ends the running long poll when the client unregisters."""
+        """Accept no more queries. The broker ends the running long poll when the client unregisters."""
         self._stop.set()
 
     def close(self) -> None:
-        """End the thread, or let it end with its long poll. Idempotent."""
+        """Stop polling, and wait up to LISTENER_CLOSE_TIMEOUT_S for the thread; a thread in a long poll ends later.
+        Idempotent."""
         self._stop.set()
         self._thread.join(LISTENER_CLOSE_TIMEOUT_S)
 
@@ -71,7 +74,7 @@ class QuestionListener:
                 self._turn += 1
                 self._stop.wait(backoff.next())
                 continue
-            except Exception:  # a bug; without this thread the client could not be asked
+            except Exception:  # A bug. The thread must survive it, because otherwise no query would reach the client.
                 logger.exception("questions cannot be taken, trying again")
                 self._stop.wait(QUESTION_PAUSE_MAX_S)
                 continue
@@ -96,7 +99,7 @@ class QuestionListener:
                 answer = self._answer(question)
             except RaymqError as error:
                 answer = MemberAnswer(str(error))
-            except Exception as error:  # a bug, which the answer reports
+            except Exception as error:  # A bug, which the answer reports to the administrator.
                 logger.exception("a question about group %s cannot be answered", question.group)
                 answer = MemberAnswer(f"it failed: {error!r}")
             self._send(broker_name, question, answer)

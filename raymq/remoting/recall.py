@@ -1,7 +1,7 @@
-"""send_recall stores the recall of a delayed message in the message's broker group (raymq.common.protocol.recall).
+"""Recalls a delayed message: stores a recall in the message's broker group (raymq.common.protocol.recall).
 
-A recall is an append with its own producer sequence, repeated until it is answered. The store recognises a repetition,
-and returns the time of the first append. That time shows if the recall was in time.
+A recall is an append with its own producer sequence, repeated until the store answers. The store recognises a
+repetition, and returns the store time of the first append. That time shows if the recall was in time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ RECALL_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 
 def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
-    """Decode a recall handle.
+    """Decode and check a recall handle.
 
-    RecallError if the text cannot be decoded or names another topic, or if the message's time is past or too far ahead.
+    Raises RecallError if the text cannot be decoded or names another topic, or if the message's delivery time is past
+    or too far ahead.
     """
     handle = RecallHandle.parse(text)
     if handle.topic != topic:
@@ -39,7 +40,8 @@ def check_recall(topic: str, text: str, now_ms: int) -> RecallHandle:
 
 
 def recall_batch(handle: RecallHandle, born_host: tuple[str, int], born_ms: int, producer_id: str) -> EncodedBatch:
-    """Encode a recall as a batch of one record: RocketMQ's deletion record, for the timer queue of recalls."""
+    """Encode a recall as a batch of one record: RocketMQ's deletion record, for the timer queue that holds
+    recalls."""
     message = SystemMessage(
         handle.topic,
         RECALL_BODY,
@@ -66,11 +68,11 @@ def send_recall(
     born_host: tuple[str, int],
     timeout_s: float,
 ) -> None:
-    """Store a recall; on return its message is never delivered.
+    """Store a recall. On return the recalled message will never be delivered.
 
-    RecallError if the message was due before the recall was stored. TopicNotExistError. RequestTimeoutError or
-    ServiceNotAvailableError without an answer in `timeout_s` seconds: the message may be recalled, and another call
-    finds out.
+    Raises RecallError if the message was due before the recall was stored, and TopicNotExistError if the topic does not
+    exist. Raises RequestTimeoutError or ServiceNotAvailableError if no answer arrives in `timeout_s` seconds: the
+    message may be recalled, and another call shows if it is.
     """
     batch = recall_batch(handle, born_host, time.time_ns() // 1_000_000, secrets.token_hex(8))
 

@@ -1,9 +1,9 @@
-"""A client's cache of routes. A route is refreshed every 30 s, and when a call shows that it is outdated.
+"""A client's cache of routes. A route is refreshed every 30 s, and after a call shows that the route is outdated.
 
 A route that cannot be refreshed stays in use, so clients keep working without NameServers (spec/messaging.md §3.3). A
-restarted NameServer may not have heartbeats of every broker yet. A route keeps the brokers that such a NameServer
-lacks, because groups would otherwise share fewer queues for a moment; the NameServer's brokers replace the cached ones,
-because a broker group may have another master.
+restarted NameServer may not have received every broker's heartbeat yet. If such a NameServer's route lacks a broker,
+the cache keeps the cached broker, because otherwise consumer groups would briefly share fewer queues. A broker that the
+NameServer does return replaces the cached broker, because a broker group may have another master.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from raymq.common.retry import persist_until
 from raymq.remoting.actor_ref import ActorRef
 
 POLL_NAME_SERVER_INTERVAL_S: Final = 30.0
-"""The age, in seconds, at which a route is refreshed."""
+"""Age in seconds at which a route is refreshed."""
 ASK_AGAIN_AFTER_S: Final = 2.0
-"""The time, in seconds, for which an outdated route is used after a refresh has failed."""
+"""Time in seconds for which an outdated route is used after its refresh has failed, before the next attempt."""
 ROUTE_CALL_TIMEOUT_S: Final = 5.0
-"""Limits the calls to NameServers for one request; several NameServers share this time."""
+"""Timeout in seconds of one request to NameServers, which all tried NameServers share."""
 ROUTE_CALL_TIMEOUT_MIN_S: Final = 2.0
-"""The least share of ROUTE_CALL_TIMEOUT_S for each NameServer."""
+"""Minimum share of ROUTE_CALL_TIMEOUT_S, in seconds, that each NameServer gets."""
 ROUTES_PER_CALL: Final = 500
-"""The most routes that one call requests."""
+"""Maximum number of routes that one call requests."""
 CREATE_TIMEOUT_S: Final = 15.0
-"""Limits the call to one broker that creates a topic on its first use."""
+"""Timeout in seconds of the call to one broker that creates a topic at the topic's first use."""
 ROUTE_TIMEOUT_S: Final = 10.0
-"""Limits a consumer's wait for a NameServer that can tell if a topic exists."""
+"""Maximum time in seconds that a consumer waits for a NameServer that can decide if a topic exists."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""The queues per broker group that RocketMQ's producers request for a topic that a send creates."""
+"""Number of queues per broker group that RocketMQ's producers request if a send creates a topic."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Cached:
-    """A cached route. If it is `invalidated`, it must be fetched again before its next use."""
+    """A cached route. An `invalidated` route must be fetched again before its next use."""
 
     route: TopicRoute
     valid_until_s: float
@@ -65,9 +65,9 @@ class RouteCache:
     def get(self, topic: str) -> TopicRoute:
         """Return the topic's route, at most 30 s old or being refreshed, if NameServers answer.
 
-        A thread refreshes an old route, which is returned at once, so a hanging NameServer delays no caller. An
-        invalidated route is fetched before this returns. TopicNotExistError if a NameServer reports that the topic does
-        not exist. The error of an unreachable NameServer is raised only if no route is cached.
+        An old route is returned immediately while a thread refreshes it, so a hanging NameServer delays no caller. An
+        invalidated route is fetched before this method returns. Raises TopicNotExistError if a NameServer reports that
+        the topic does not exist. If the NameServers are unreachable, raises their error only if no route is cached.
         """
         with self._lock:
             cached = self._cache.get(topic)
@@ -78,9 +78,9 @@ class RouteCache:
         return self._refresh(topic, cached)
 
     def fetch(self, topics: Iterable[str]) -> None:
-        """Fetch the missing and the outdated routes of several topics in few calls.
+        """Fetch the missing and outdated routes of several topics with few calls.
 
-        Topics without an answer are left out; `get` fetches their routes and raises the reason.
+        A topic without an answer is left out. A later `get` fetches its route or raises the reason.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -94,15 +94,17 @@ class RouteCache:
                         self._cache[topic] = _Cached(route, time.monotonic() + POLL_NAME_SERVER_INTERVAL_S)
 
     def wait(self, topic: str, timeout_s: float) -> TopicRoute:
-        """Return the topic's route, retrying up to `timeout_s` while no NameServer can tell if the topic exists."""
+        """Return the topic's route. While no NameServer can decide if the topic exists, retry up to
+        `timeout_s`."""
         return persist_until(time.monotonic() + timeout_s, lambda left_s: self.get(topic))
 
     def get_or_create(self, topic: str, default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRoute:
-        """Return the route of a topic for a send.
+        """Return the route of a topic to which the caller sends.
 
-        A topic that does not exist is created if the cluster's auto_create_topic_enable says so, with up to
-        `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3), else TopicNotExistError.
-        NoPermissionError if the topic may not be written. The brokers of the route may be unreachable.
+        If the topic does not exist and the cluster's setting auto_create_topic_enable is on, the topic is created, with
+        up to `default_topic_queue_nums` queues in each broker group (spec/messaging.md §2.5, §3.3). If the setting is
+        off, raises TopicNotExistError. Raises NoPermissionError if the topic is not writable. The brokers of the route
+        may be unreachable.
         """
         try:
             return self.get(topic).require_permission()
@@ -120,11 +122,11 @@ class RouteCache:
         return self.get(topic).require_permission()
 
     def _refresh_later(self, topic: str) -> None:
-        """Let the refreshing thread refresh the topic's route. Called with the lock."""
+        """Schedule a refresh of the topic's route in the refreshing thread. The caller holds the lock."""
         self._outdated.add(topic)
         if not self._refreshing:
             threading.Thread(target=self._refresh_outdated, name="routes", daemon=True).start()
-            self._refreshing = True  # only now, because a signal handler may raise in `start`
+            self._refreshing = True  # Set only after `start`, because a signal handler may raise in `start`.
 
     def _refresh_outdated(self) -> None:
         try:
@@ -134,7 +136,7 @@ class RouteCache:
                 if not topics:
                     return
                 if len(topics) > 1:
-                    with suppress(RaymqError):  # each topic is tried alone then
+                    with suppress(RaymqError):  # After an error each topic is refreshed separately.
                         self.fetch(topics)
                 for topic in topics:
                     with self._lock:
@@ -142,7 +144,7 @@ class RouteCache:
                     if cached is not None and time.monotonic() >= cached.valid_until_s:
                         with suppress(TopicNotExistError):
                             self._refresh(topic, cached)
-        finally:  # also after a failure, because otherwise no route would be refreshed any more
+        finally:  # Also reset the flag after a failure, because otherwise no route would ever be refreshed again.
             with self._lock:
                 self._refreshing = False
 
@@ -161,20 +163,22 @@ class RouteCache:
                 raise
             route, valid_s = reduce(_merged, known), ASK_AGAIN_AFTER_S
         with self._lock:
-            # Otherwise the route was invalidated in the meantime, or another thread has fetched a newer route.
+            # If the cache holds another entry, the route was invalidated in the meantime, or another thread has fetched
+            # a newer route.
             if self._cache.get(topic) is cached:
                 self._cache[topic] = _Cached(route, time.monotonic() + valid_s)
         return route
 
     def invalidate(self, topic: str) -> None:
-        """Make the next `get` fetch the route again. If no NameServer answers then, the cached route is used."""
+        """Make the next `get` fetch the route again. If no NameServer answers that fetch, `get` returns the cached
+        route."""
         with self._lock:
             cached = self._cache.get(topic)
             if cached is not None:
                 self._cache[topic] = _Cached(cached.route, 0.0, invalidated=True)
 
     def read(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """Return the routes of many topics from one call to a NameServer, past the cache.
+        """Return the routes of many topics with one call to a NameServer, bypassing the cache.
 
         A topic that the NameServer lacks, or whose route may lack a broker, is left out; `get` raises the reason.
         """
@@ -198,7 +202,7 @@ class RouteCache:
         return self._call_any(lambda server, left_s: dict(server.call("clusters", timeout_s=left_s)))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """Return a namespace of the KV configuration, from the first NameServer, in order, that answers.
+        """Return a namespace of the KV configuration. NameServers are called in their fixed order until one answers.
 
         The first NameServer has the whole configuration; a NameServer that was moved may lack parts.
         """
@@ -207,9 +211,11 @@ class RouteCache:
         )
 
     def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every NameServer, because NameServers do not exchange data, and return the answers.
+        """Call a method of every NameServer, and return the answers. Every NameServer is called, because NameServers do
+        not exchange data.
 
-        All NameServers are called even if one fails; the first failure is raised afterwards. Safe to repeat.
+        All NameServers are called even if one fails; the first failure is raised afterwards. The call must be safe to
+        repeat.
         """
         answers, failures = [], []
         for server in self._nameservers:
@@ -222,9 +228,9 @@ class RouteCache:
         return answers
 
     def _call_any(self, call: Callable[[ActorRef, float], T], in_order: Sequence[ActorRef] = ()) -> T:
-        """Call one NameServer after another, in random order unless an order is given, until one answers.
+        """Call NameServers one after another, in random order unless an order is given, until one answers.
 
-        TopicNotExistError is raised only if no NameServer has the topic, because a restarted NameServer lacks brokers.
+        Raises TopicNotExistError only if no NameServer has the topic, because a restarted NameServer may lack brokers.
         """
         failures: list[RaymqError] = []
         timeout_s = max(ROUTE_CALL_TIMEOUT_S / len(self._nameservers), ROUTE_CALL_TIMEOUT_MIN_S)
@@ -237,7 +243,7 @@ class RouteCache:
 
 
 def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], timeout_s: float) -> TopicRoute:
-    """Return a NameServer's route.
+    """Return a topic's route from one NameServer if the route is complete.
 
     If the route may lack a broker, append it to `incomplete` and raise ServiceNotAvailableError, because another
     NameServer may have a complete route.
@@ -250,15 +256,15 @@ def _complete_route(server: ActorRef, topic: str, incomplete: list[TopicRoute], 
 
 
 def _complete_routes(topics: list[str], server: ActorRef, timeout_s: float) -> dict[str, TopicRoute]:
-    """Return a NameServer's routes, without routes that may lack a broker."""
+    """Return the routes of topics from one NameServer, without routes that may lack a broker."""
     routes: dict[str, TopicRoute] = server.call("topic_routes", topics, timeout_s=timeout_s)
     return {topic: route for topic, route in routes.items() if route.complete}
 
 
 def _merged(known: TopicRoute, newer: TopicRoute) -> TopicRoute:
-    """Complete a newer route, which may lack brokers, with brokers of the known route.
+    """Add the brokers that a newer route lacks, from the known route of the same topic.
 
-    Each broker of a topic has the layout of all queues, so the newer route's layout is used if there is one.
+    Each broker of a topic has the layout of all the topic's queues, so the newer route's layout is used if it has one.
     """
     missing = known.brokers.keys() - newer.brokers.keys()
     kept = tuple(data for data in known.queues if data.broker_name in missing)

@@ -1,11 +1,12 @@
-"""Calls to a storage actor: the data plane over lanes, `control` as actor methods. One client object per actor.
+"""A client of a storage actor: the data plane uses lanes (direct socket connections), `control` calls actor methods.
+One client object per actor.
 
-A client keeps lanes to its actor (raymq.remoting.lane_pool). On the actor's node they are Unix sockets, and the client
-reads messages from the mapped files itself: it only asks the actor for the end of a queue. From other nodes they are
-TCP.
+A client keeps its lanes in a pool (raymq.remoting.lane_pool). On the actor's node they are Unix sockets, and the client
+reads messages from the mapped files itself: it only requests the end of a queue from the actor. From other nodes the
+lanes are TCP.
 
 Failures are of two kinds. An error that the store raised means that the store refused the call and changed nothing. A
-ServiceNotAvailableError or RequestTimeoutError means that no answer came: the call may have run. Repeating is safe
+ServiceNotAvailableError or RequestTimeoutError means that no answer arrived: the call may have run. Repeating is safe
 for reads, and for appends that carry a producer sequence.
 """
 
@@ -46,21 +47,22 @@ from raymq.remoting.lane_pool import DESCRIBE_TIMEOUT_S, LANE_NOT_OPENED, LanePo
 from raymq.remoting.storage_lane import EndsWatch, StorageLane
 
 REPORT_READS_S: Final = 1.0
-"""The shortest interval, in seconds, between two reports of reads in mapped files by a client that fetches nothing."""
+"""Minimum interval in seconds between two reports of reads in mapped files, by a client that sends no fetches."""
 REPORT_READS_TIMEOUT_S: Final = 2.0
 LONE_RECORD_MAX_BYTES: Final = 60 << 10
-"""The longest record that is sent in one piece with its frame. The server also takes such a frame as a small one."""
+"""Maximum size in bytes of a record that is sent in the same frame buffer as its header. The server treats a frame of
+this size as a small frame."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StorageDescription:
-    """The answer of a storage actor to `describe`.
+    """A storage actor's description of itself, the result of its method `describe`.
 
-    `store_host` (IP address and port) goes into every record and message id. The store takes bodies of up to
+    `store_host` (IP address and port) is part of every record and message id. The store accepts bodies of up to
     `max_message_size_bytes`. The store's directory is `root`. The files of its log are in `commit_log_directories`, or
-    below `root` if that is empty. Sizes of files are in bytes. `light_queues`: the store puts messages into the light
+    below `root` if that field is empty. File sizes are in bytes. `light_queues`: the store adds messages to the light
     queues that the messages name. `in_place`: consumers on the store's node may read its files themselves. With consume
     hooks they may not, because the hooks would miss such reads.
     """
@@ -82,7 +84,7 @@ class StorageDescription:
 
     @property
     def files(self) -> StoreFiles:
-        """The store's files, for readers of its log in other processes of the node."""
+        """The store's files, for other processes of the node that read its log."""
         return StoreFiles(
             self.root, self.commit_log_file_size, self.consume_queue_file_size, self.commit_log_directories
         )
@@ -93,7 +95,8 @@ _NO_FILES: Final = StoreFiles("", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class FoundInPlace(FetchResult):
-    """A FetchResult without bytes: its records are `mapped`, in the log of the store at `files`. `records` is empty.
+    """A FetchResult without record bytes. `mapped` locates the records in the log of the store whose files are `files`;
+    `records` is empty.
 
     The mapped records stay readable as long as this object lives, even if their files are deleted.
     """
@@ -111,13 +114,13 @@ class _Reads:
         self._taken_s = -math.inf
 
     def add(self, messages: int) -> None:
-        """Count one read of a queue, which found `messages` messages."""
+        """Count one read of a queue that found `messages` messages."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     @property
     def pending(self) -> bool:
-        """True if some reads were not reported to the actor yet."""
+        """True if some reads are not yet reported to the actor."""
         return self._reads.found > 0
 
     def is_due(self) -> bool:
@@ -133,13 +136,13 @@ class _Reads:
             return reads
 
     def put_back(self, reads: ReadsInPlace) -> None:
-        """Count reads again whose report failed after `take`."""
+        """Add back reads from `take` whose report failed."""
         with self._lock:
             self._reads = ReadsInPlace(self._reads.found + reads.found, self._reads.messages + reads.messages)
 
 
 class StorageClient:
-    """Calls to one storage actor. Thread-safe. `node_id`: the Ray node of this process."""
+    """A client of one storage actor. Thread-safe. `node_id`: the Ray node of this process."""
 
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
@@ -157,12 +160,13 @@ class StorageClient:
         """Store batches, and return one result per batch, in order.
 
         Each batch carries its producer sequence, so that a repetition stores nothing twice. After an error some batches
-        may be stored. MessageIllegalError: a lane cannot carry a batch; nothing of it was sent.
+        may be stored. Raises MessageIllegalError, and sends nothing of a batch, if a lane cannot carry the batch.
         """
         return self._lanes.call("append", lambda lane, left_s: lane.append(batches, left_s), timeout_s)
 
     def append_one(self, record: LoneRecord, timeout_s: float) -> AppendResult:
-        """Store one message as `append`, in fewer steps if it is small and an idle lane has a handle for its queue."""
+        """Store one message, like `append`. Faster if the message is small and an idle lane has a handle for the
+        message's queue."""
         if record.size <= LONE_RECORD_MAX_BYTES:
             result = self._lanes.call_idle("append", StorageLane.append_one, record, timeout_s)
             if result is not None:
@@ -171,16 +175,16 @@ class StorageClient:
         return result
 
     def end_transaction(self, end: EndTransactionRequest, timeout_s: float) -> EndResult:
-        """Commit or roll back a transaction. A repetition changes nothing."""
+        """Commit or roll back a transaction. Repeating the call changes nothing."""
         result: EndResult = self._control_call("end_transaction", (end,), EndResult, timeout_s)
         return result
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues, at most about `max_bytes` in all, waiting up to `wait_s` for the first message.
+        """Read from several queues, about `max_bytes` in total, waiting up to `wait_s` for the first message.
 
-        Returns one result per request, in order. `timeout_s` is for the call itself, beside the wait.
+        Returns one result per request, in order. `timeout_s` limits the call itself, in addition to the wait.
         """
         reader = self._local_reader()
         if reader is None:
@@ -195,7 +199,8 @@ class StorageClient:
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read as `fetch`. On the actor's node, records in mapped files are returned as FoundInPlace, without bytes."""
+        """Read from several queues, like `fetch`. On the actor's node, records in mapped files are returned as
+        FoundInPlace, without bytes."""
         reader = self._local_reader()
         if reader is None or max_bytes <= 0:
             return self.fetch(requests, max_bytes, wait_s, timeout_s)
@@ -221,10 +226,10 @@ class StorageClient:
     ) -> list[FetchResult]:
         """Fetch only the ends of the queues from the store, and read the records in this process.
 
-        `read` gets the request from its first match on, the store's answer, and the remaining bytes. It returns the
-        result and the result's bytes.
+        `read` gets the request, moved to its first matching message, the store's answer, and the remaining bytes. It
+        returns the result and the result's size in bytes.
         """
-        if max_bytes < 0:  # which the store refuses
+        if max_bytes < 0:  # The store refuses a negative `max_bytes`.
             return self._fetch(requests, max_bytes, wait_s, timeout_s)
         ends = self._fetch(requests, 0, wait_s, timeout_s)
         results = []
@@ -234,10 +239,10 @@ class StorageClient:
                 continue
             by_store = None
             try:
-                # The store has skipped the records before this offset, so they are not read again.
+                # The store has already skipped the non-matching records before this offset.
                 result, size_bytes = read(replace(request, queue_offset=end.next_offset), end, max_bytes)
             except DataLossError:
-                # Retention deleted a file between the two steps. Only the store knows the remaining messages.
+                # Retention deleted a file after the store's answer. Only the store can return the remaining messages.
                 [by_store] = self._fetch([request], max_bytes, 0.0, timeout_s)
                 result = by_store
                 size_bytes = len(result.records)
@@ -248,16 +253,17 @@ class StorageClient:
         return results
 
     def count_read(self, messages: int) -> None:
-        """Count a read in the mapped files, which found `messages` messages, for the store's statistics.
+        """Count a read in the mapped files that found `messages` messages, for the store's statistics.
 
-        The next fetch reports the count. If no fetch comes, an empty fetch reports it, at most every REPORT_READS_S.
+        The next fetch reports the count. Without a fetch, an empty fetch reports it, at most once per REPORT_READS_S.
         """
         self._reads.add(messages)
         if self._reads.is_due():
             self.report_reads()
 
     def report_reads(self) -> None:
-        """Report the reads in mapped files to the store. A failure is logged, because the reads are only statistics."""
+        """Report the reads in mapped files to the store. A failure is only logged, because the reads are only
+        statistics."""
         if not self._reads.pending:
             return
         try:
@@ -281,9 +287,10 @@ class StorageClient:
     def open_watch(self, *, anywhere: bool = False) -> EndsWatch | None:
         """Open a watch of this actor's queues, for a consumer on the actor's node that reads the files itself.
 
-        Returns None if this client is on another node, or if no lane can be opened; a fetch reports the reason. With
-        `anywhere`, also opens a watch from another node, but not over TLS, because `poll` does not report the bytes
-        that a TLS socket has decrypted. ServiceNotAvailableError if the actor does not run.
+        Returns None if this client is on another node, or if no lane (direct socket connection) can be opened; a fetch
+        reports the reason. With `anywhere`, the watch may also be on another node, but not over TLS, because `poll`
+        does not report the bytes that a TLS socket has decrypted. Raises ServiceNotAvailableError if the actor does not
+        run.
         """
         if not anywhere and self._local_reader() is None:
             return None
@@ -303,14 +310,14 @@ class StorageClient:
         return bounds
 
     def bounds_of_queues(self, queues: Sequence[tuple[str, int]], timeout_s: float) -> list[QueueBounds]:
-        """Return the bounds of queues, given by topic and queue id, in order."""
+        """Return the bounds of queues, in the given order. Queues are given by topic and queue id."""
         bounds: list[QueueBounds] = self._control_call("bounds_of_queues", (queues,), list[QueueBounds], timeout_s)
         return bounds
 
     def queue_bounds_many(self, topics: Sequence[tuple[str, int]], timeout_s: float) -> list[list[tuple[int, int]]]:
-        """Return the first and the next visible offset of the queues 0, 1 … of topics.
+        """Return the first and the next visible offset of the queues 0, 1, … of several topics.
 
-        Each topic is given with its number of queues. A queue that does not exist has zeros.
+        Each topic is given with its number of queues. For a queue that does not exist, both offsets are 0.
         """
         bounds: list[list[tuple[int, int]]] = self._control_call(
             "queue_bounds_many", (topics,), list[list[tuple[int, int]]], timeout_s
@@ -318,21 +325,24 @@ class StorageClient:
         return bounds
 
     def stored_times(self, positions: Sequence[QueuePosition], timeout_s: float) -> list[int]:
-        """Return when the messages at positions were stored, in ms since 1970; 0 for a position without a message."""
+        """Return the store times of the messages at queue positions, in ms since 1970; 0 for a position without a
+        message."""
         times: list[int] = self._control_call("stored_times", (positions,), list[int], timeout_s)
         return times
 
     def bytes_of_spans(self, spans: Sequence[QueueSpan], timeout_s: float) -> list[list[int]]:
-        """Return the bytes of records in equal parts of each span (raymq.records.logfiles.own_records)."""
+        """Return the record bytes of each offset range, divided into equal parts of the range
+        (raymq.records.logfiles.own_records)."""
         parts: list[list[int]] = self._control_call("bytes_of_spans", (spans,), list[list[int]], timeout_s)
         return parts
 
     def next_sequences(
         self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]], timeout_s: float
     ) -> list[int]:
-        """Return the next sequence of a producer in each queue, given by topic and queue id; 0 if it stored nothing.
+        """Return the next sequence number of a producer in each queue; 0 if the producer stored nothing in the queue.
 
-        The producer's sequences in `epoch` must have no gaps. ClientStateError if a newer epoch has written.
+        Queues are given by topic and queue id. The producer's sequences in `epoch` must have no gaps. Raises
+        ClientStateError if a newer epoch of the producer has written.
         """
         sequences: list[int] = self._control_call("next_sequences", (producer_id, epoch, queues), list[int], timeout_s)
         return sequences
@@ -340,7 +350,8 @@ class StorageClient:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, timeout_s: float, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """Return the first offset stored at or after a time; with UPPER the last offset stored at or before it.
+        """Return the first offset of a queue stored at or after a time; with UPPER the last offset stored at or before
+        the time.
 
         The result is within the queue's bounds.
         """
@@ -350,37 +361,38 @@ class StorageClient:
     def query_by_key(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, timeout_s: float
     ) -> QueryResult:
-        """Return the newest messages with a key, stored in a range of times."""
+        """Return the newest messages with a key whose store time is within a range, at most `max_num` messages."""
         result: QueryResult = self.control("query_by_key", topic, key, max_num, begin_ms, end_ms, timeout_s=timeout_s)
         return result
 
     def query_by_unique_id(self, topic: str, message_id: str, timeout_s: float) -> QueryResult:
-        """Return the messages with a unique id."""
+        """Return the messages of a topic with a unique message id."""
         result: QueryResult = self.control("query_by_unique_id", topic, message_id, timeout_s=timeout_s)
         return result
 
     def record_at(self, physical_offset: int, timeout_s: float) -> bytes:
-        """Return the record at an offset of this store's log; InvalidArgumentError if no record starts there."""
+        """Return the record at a physical offset of this store's log. Raises InvalidArgumentError if no record starts
+        at the offset."""
         record: bytes = self.control("record_at", physical_offset, timeout_s=timeout_s)
         return record
 
     def control(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call an actor method, for a question or an order that is too rare for lanes.
+        """Call an actor method, for requests that are too rare to need a lane (direct socket connection).
 
-        Raises as ActorRef.call.
+        Raises like ActorRef.call.
         """
         return self._actor.call(method, *args, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> StorageDescription:
-        """Return the actor's description, as LanePool.describe."""
+        """Return the actor's description. Raises like LanePool.describe."""
         return self._lanes.describe(timeout_s)
 
     def reader(self) -> LogReader | None:
-        """Return the reader of the actor's mapped files; None if they are on another node or not readable."""
+        """Return the reader of the actor's mapped files; None if the files are on another node or not readable."""
         return self._local_reader()
 
     def close(self) -> None:
-        """Close idle lanes and unmap files. Running calls end by themselves."""
+        """Close the idle lanes and unmap the files. Running calls finish normally."""
         self._lanes.close()
         with self._lock:
             reader, self._reader = self._reader, None
@@ -412,8 +424,8 @@ class StorageClient:
 
 
 def _may_read(root: str) -> bool:
-    """True if this process may read a store's files. Only the store's user may.
+    """True if this process may read the files of the store at `root`. Only processes of the store's user may.
 
-    Also true for a directory that does not exist.
+    Also true if the directory does not exist.
     """
     return os.access(root, os.R_OK | os.X_OK) or not os.path.exists(root)

@@ -1,4 +1,4 @@
-"""The storage clients of one process, and calls to the master of a broker group."""
+"""The storage clients of one process, and a function that calls the master of a broker group with retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 class StorageClients:
-    """Creates one StorageClient per storage actor. Thread-safe. `node_id`: the Ray node of this process."""
+    """The storage clients of one process, one per storage actor. Thread-safe. `node_id`: the Ray node of this
+    process."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
@@ -33,7 +34,7 @@ class StorageClients:
             return client
 
     def close(self) -> None:
-        """Close all clients."""
+        """Close all storage clients of this process."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
@@ -47,10 +48,12 @@ def call_master(
     timeout_s: float,
     call: Callable[[StorageClient, float], T],
 ) -> T:
-    """Return `call(client, seconds left)` for the storage actor that leads the queue's broker group.
+    """Return `call(client, seconds left)`, where the client is that of the storage actor that leads the queue's broker
+    group.
 
     `call` is repeated until it succeeds or `timeout_s` is over, so it must be safe to repeat. After a retryable failure
-    the route is fetched again: another replica may lead by now. Raises the last failure, or one that is not retryable.
+    the route is fetched again, because another replica may be master now. Raises a failure that is not retryable, or
+    else the last failure.
     """
 
     def attempt(left_s: float) -> T:

@@ -1,4 +1,5 @@
-"""The data-plane calls to a storage actor over one lane, and a consumer's watch over a separate lane."""
+"""The data-plane calls to a storage actor over one lane (direct socket connection), and a consumer's watch over a
+separate lane."""
 
 from __future__ import annotations
 
@@ -35,26 +36,28 @@ from raymq.remoting.lane.reads import (
 )
 
 FAREWELL_TIMEOUT_S: Final = 0.1
-"""Limits sending the last count of reads when a watch is closed; the count is only for statistics."""
+"""Timeout in seconds for sending the last count of reads when a watch is closed. The count is only for
+statistics."""
 WATCH_TIMEOUT_S: Final = 5.0
-"""Limits sending a watch's request, and receiving the rest of an answer that has begun to arrive."""
+"""Timeout in seconds for sending a watch's request, and for receiving the rest of an answer that has begun to
+arrive."""
 
 
 class StorageLane:
-    """One lane to a storage actor. Not shared between threads at the same time.
+    """One lane (direct socket connection) to a storage actor. Only one thread at a time may use it.
 
-    Each call raises what the actor raised; RequestTimeoutError without an answer in time; OSError or EOFError if the
+    Each call raises the actor's error; RequestTimeoutError if no answer arrives in time; OSError or EOFError if the
     connection broke. After the last three errors the lane is closed, and the call may have run.
     """
 
     def __init__(self, address: LaneAddress, *, remote: bool, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Open the lane. Raises as `Lane`."""
+        """Open the lane. Raises like `Lane`."""
         self._lane = Lane(address, remote=remote, timeout_s=timeout_s)
         self._handles = ClientHandles()
 
     @property
     def closed(self) -> bool:
-        """True after `close`, and after a call that failed without an answer."""
+        """True after `close`, and after a call that got no answer."""
         return self._lane.closed
 
     def close(self) -> None:
@@ -62,7 +65,8 @@ class StorageLane:
         self._lane.close()
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
-        """Store batches. Many batches go in several frames; after an error those of the first frames may be stored."""
+        """Store batches. Many batches are sent in several frames; after an error the batches of the first frames may be
+        stored."""
         if len(batches) <= HANDLES_MAX:
             return self._append(batches, timeout_s)
         deadline_s = time.monotonic() + timeout_s
@@ -93,9 +97,9 @@ class StorageLane:
         timeout_s: float,
         reads: ReadsInPlace = NO_READS,
     ) -> list[FetchResult]:
-        """Read from several queues. `reads`: what was read in place since the last fetch.
+        """Read from several queues. `reads`: the client's reads in mapped files since its last fetch.
 
-        The requests of more than COUNT_MAX queues go in several frames, which share the time and the bytes.
+        Requests for more than COUNT_MAX queues are sent in several frames, which share the wait and the byte limit.
         """
         if len(requests) <= COUNT_MAX:
             return self._fetch(requests, max_bytes, wait_s, timeout_s, reads)
@@ -117,43 +121,43 @@ class StorageLane:
         return decode_fetched(answer.payload, answer.count)
 
     def call(self, method: str, arguments: Sequence[Any], result: Any, timeout_s: float) -> Any:
-        """Call a method by its name. Returns its result, decoded as type `result`."""
+        """Call a method by name. Returns the method's result, decoded as type `result`."""
         answer = self._lane.call(FrameKind.CALL, (encode_call(method, arguments),), timeout_s)
         return decode_call_result(answer.payload, result)
 
 
 class EndsWatch:
-    """A consumer's lane that reports when the consumer's queues have new messages. Not shared between threads.
+    """A separate lane over which a consumer learns when its queues have new messages. Not shared between threads.
 
-    Each method raises ServiceNotAvailableError if the connection broke; then the watch is closed. `receive` also raises
-    errors of the storage actor, such as NotMasterError, and the watch stays open.
+    Each method raises ServiceNotAvailableError if the connection broke; the watch is closed in that case. `receive`
+    also raises errors of the storage actor, such as NotMasterError; the watch stays open after these.
     """
 
     def __init__(self, name: str, address: LaneAddress, *, remote: bool = False) -> None:
-        """Open a lane to the storage actor `name`, by TCP if the actor is `remote`. Raises as `Lane`."""
+        """Open a lane to the storage actor `name`, by TCP if the actor is `remote`. Raises like `Lane`."""
         self._name = name
         self._lane = Lane(address, remote=remote)
         self._queues: list[QueueName] = []
-        """The queues of the last `ask`."""
+        """The queues that the last call of `ask` requested."""
         self._encoded = encode_queues(())
         self._reads = NO_READS
-        """The reads in mapped files since the last `ask`."""
+        """The number of reads in mapped files since the last call of `ask`."""
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable once an answer has arrived."""
+        """Return the socket's file descriptor, which is readable once an answer has arrived."""
         return self._lane.fileno()
 
     @property
     def closed(self) -> bool:
-        """True after `close`, and after a failure."""
+        """True after `close`, and after the connection broke."""
         return self._lane.closed
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Request the ends of the requests' queues, without waiting.
+        """Request the ends of the requests' queues, without waiting for the answer.
 
-        The answer comes as soon as a queue has messages at or after its offset, or lacks its offset. It comes at the
-        latest after `wait_s`, at most 30 s. An earlier request gets no answer any more. InvalidArgumentError for more
-        than 65,535 queues.
+        The storage actor answers as soon as a queue has messages at or after its requested offset, or no longer has
+        that offset. It answers at the latest after `wait_s`, at most 30 s. An earlier request gets no answer any more.
+        Raises InvalidArgumentError for more than 65,535 queues.
         """
         if len(requests) > COUNT_MAX:
             raise InvalidArgumentError(f"a watch holds {COUNT_MAX} queues; {len(requests)} were asked for")
@@ -169,9 +173,10 @@ class EndsWatch:
             raise self._broken(error) from error
 
     def receive(self) -> list[QueueEnds]:
-        """Return one answer per request of the last `ask`, in order, once the descriptor is readable.
+        """Receive the answer to the last `ask`: the ends of each requested queue, in order. Call this once the
+        descriptor is readable.
 
-        Returns an empty list for an answer to an earlier `ask`; the caller keeps waiting.
+        Returns an empty list for an answer to an earlier `ask`; the caller continues to wait.
         """
         deadline_s = time.monotonic() + WATCH_TIMEOUT_S
         try:
@@ -185,11 +190,12 @@ class EndsWatch:
         return [] if answer is None else decode_ends(answer.payload, answer.count)
 
     def count_read(self, messages: int) -> None:
-        """Count a read in mapped files, which found `messages` messages. The next `ask`, or `close`, reports it."""
+        """Count a read in mapped files that found `messages` messages. The next `ask` or `close` reports the
+        count."""
         self._reads = ReadsInPlace(self._reads.found + 1, self._reads.messages + messages)
 
     def close(self) -> None:
-        """End the watch. Idempotent."""
+        """Report the last reads and close the watch. Idempotent."""
         if self._reads.found and not self._lane.closed:
             last = encode_wait(encode_queues(()), (), 0.0, self._reads)
             with suppress(OSError):

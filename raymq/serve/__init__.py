@@ -1,4 +1,5 @@
-"""Tasks of Ray Serve on raymq: what `@task_consumer` deployments need, without Redis, RabbitMQ or Celery.
+"""A task queue for Ray Serve on raymq: the adapter that `@task_consumer` deployments need, without Redis, RabbitMQ or
+Celery.
 
     from raymq.serve import RaymqAdapterConfig, RaymqTaskProcessorAdapter
 
@@ -6,8 +7,8 @@
         queue_name="images", adapter=RaymqTaskProcessorAdapter, adapter_config=RaymqAdapterConfig(), max_retries=3
     )
 
-Needs the extra `serve` (``pip install "raymq[serve]"``). Names are resolved when they are first used (PEP 562), so that
-importing this package imports neither Ray Serve nor Ray. docs/ray-serve.md has a whole example.
+The package needs the extra `serve` (``pip install "raymq[serve]"``). Its names are imported when they are first used
+(PEP 562), so that importing the package imports neither Ray Serve nor Ray. docs/ray-serve.md has a complete example.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:  # for type checkers, which do not run __getattr__
+if TYPE_CHECKING:  # only for type checkers, which do not run `__getattr__`
     from raymq.serve.adapter import RaymqTaskProcessorAdapter as RaymqTaskProcessorAdapter
     from raymq.serve.config import RaymqAdapterConfig as RaymqAdapterConfig
     from raymq.serve.lag_policy import RaymqLagPolicy as RaymqLagPolicy
@@ -25,7 +26,7 @@ _HOMES: Final = {
     "RaymqLagPolicy": "raymq.serve.lag_policy",
     "RaymqTaskProcessorAdapter": "raymq.serve.adapter",
 }
-"""The module that defines each public name."""
+"""The module that defines each public name of the package."""
 
 __all__ = ["RaymqAdapterConfig", "RaymqLagPolicy", "RaymqTaskProcessorAdapter"]
 

@@ -1,9 +1,10 @@
-"""RaymqTaskProcessorAdapter is what Ray Serve calls: a TaskProcessorAdapter whose tasks are messages in raymq.
+"""RaymqTaskProcessorAdapter: the TaskProcessorAdapter that Ray Serve calls. Its tasks are messages in raymq.
 
     Serve: adapter(config) → initialize(concurrency) → register_task_handle … → start_consumer → … → stop_consumer
     programs: instantiate_adapter_from_config(config) → enqueue_task_sync, get_task_status_sync, cancel_task_sync …
 
-The words of states, and unknown tasks that are PENDING, are Celery's. Errors reach users inside Serve's RuntimeErrors.
+As in Celery, the states have Celery's names, and an unknown task is PENDING. Ray Serve wraps errors in RuntimeErrors
+before users receive them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from raymq.serve.task import Task, is_task_id
 from raymq.serve.worker import Handler, TaskWorker
 
 CONCURRENCY: Final = 5
-"""Ray Serve's default, for programs that do not consume."""
+"""Ray Serve's default concurrency, for programs that do not consume tasks."""
 _CONCURRENCY_RANGE: Final = NumberRange(1, 10_000)
 REPLICA_STOP_TIMEOUT_S: Final = 10.0
 OPTIONS: Final = ("delay_s", "deliver_at_ms", "sharding_key")
@@ -42,11 +43,12 @@ T = TypeVar("T")
 
 
 class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # Ray has no types
-    """Tasks of Ray Serve as messages in raymq. Thread-safe once initialized.
+    """Sends and runs tasks of Ray Serve as messages in raymq. Thread-safe after `initialize`.
 
-    A task runs at least once: in one replica, and again if that dies before the end is stored. The replicas are the
-    members of a consumer group. Give it to a TaskProcessorConfig as the class, or as
-    "raymq.serve.RaymqTaskProcessorAdapter"; ConfigError, or IllegalNameError, for a config that makes no sense.
+    A task runs at least once: in one replica, and again in another if the first dies before the task's end is stored.
+    The replicas are the members of a consumer group. Pass the adapter to a TaskProcessorConfig as the class, or as
+    "raymq.serve.RaymqTaskProcessorAdapter". Raises ConfigError if the config is inconsistent, and IllegalNameError if a
+    topic or group name is illegal.
     """
 
     def __init__(self, config: TaskProcessorConfig, *args: Any, **kwargs: Any) -> None:
@@ -62,30 +64,33 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     @checked
     @bounded(consumer_concurrency=_CONCURRENCY_RANGE)
     def initialize(self, consumer_concurrency: int = CONCURRENCY) -> None:
-        """Connect to raymq, and create the topics and the group that do not exist. `consumer_concurrency`: the most
-        tasks that run at the same time here. ClusterNotFoundError without a raymq."""
+        """Connect to raymq, and create the topics and the group if they do not exist. `consumer_concurrency`: the
+        maximum number of tasks that run at the same time in this process. Raises ClusterNotFoundError if no raymq
+        cluster is running."""
         self._concurrency = consumer_concurrency
         with self._lock:
             if self._connection is None:
                 self._connection = connection = _apart(partial(TaskConnection.open, self._settings))
-                weakref.finalize(self, _close_later, connection).atexit = False  # the client has its own end
+                # no finalizer at exit, because the client closes itself
+                weakref.finalize(self, _close_later, connection).atexit = False
 
     def register_task_handle(self, func: Handler, name: str | None = None) -> None:
-        """Run tasks called `name`, by default the function's own, with a function or coroutine function.
-        InvalidArgumentError if another one has the name."""
+        """Register a function or coroutine function as the handler of tasks named `name` (default: the function's
+        name). Raises InvalidArgumentError if another handler is already registered under this name."""
         task_name = name or func.__name__
         if self._handlers.setdefault(task_name, func) != func:
             raise InvalidArgumentError(f"another handler is registered for task {task_name!r}; names must differ")
 
-    # A program's calls
+    # Methods that programs call
 
     def enqueue_task_sync(self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any) -> TaskResult:
-        """Have a replica run a task, with arguments that JSON can say. It is stored durably on return; an error says
-        that this is not known.
+        """Send a task, which a replica will run. Its arguments must be serializable as JSON. The task is stored durably
+        when the call returns; if the call raises an error after sending, the task may or may not be stored.
 
-        Options: `delay_s`, or `deliver_at_ms` (ms since 1970): not before that, up to 40 days ahead; `sharding_key`:
-        tasks with one key go to one queue. InvalidArgumentError for other options, `priority` among them, and for
-        arguments that JSON cannot say; ServiceNotAvailableError, RequestTimeoutError, SendUnknownError.
+        Options: `delay_s`, or `deliver_at_ms` (ms since 1970): the task does not run earlier, up to 40 days ahead.
+        `sharding_key`: tasks with the same key go to one queue. Raises InvalidArgumentError for other options,
+        including `priority`, and for arguments that are not serializable as JSON. Raises ServiceNotAvailableError,
+        RequestTimeoutError or SendUnknownError if the store does not confirm the task.
         """
         now_s = time.time()
         deliver_at_ms, sharding_key = _destination(now_s, options)
@@ -95,14 +100,15 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task.id, state)
 
     def get_task_status_sync(self, task_id: str) -> TaskResult:
-        """The state of a task: its `result` is the handler's once it is SUCCESS, and the error in words for RETRY and
-        FAILURE. A task that is not known, or has ended longer than `result_ttl_s` ago, is PENDING without a time."""
+        """Return the state of a task. `result` is the handler's result for SUCCESS, and the text of the error for RETRY
+        and FAILURE. If the task is unknown, or ended more than `result_ttl_s` ago, the state is PENDING without a
+        creation time."""
         history = self._connected().history(_task_id(task_id))
         return _result(task_id, history.told(time.time(), self._settings.options.result_ttl_s))
 
     def cancel_task_sync(self, task_id: str) -> TaskResult:
-        """Cancel a task: no handler starts it any more, and no retry. A handler that already runs continues, and its
-        end counts. A task that has ended is not changed. Returns the state of the task then."""
+        """Cancel a task: no handler starts or retries the task any more. If a handler already runs, it continues, and
+        its result counts. A task that has already ended is not changed. Returns the resulting state of the task."""
         connection = self._connected()
         latest = connection.history(_task_id(task_id)).latest
         if latest is None or latest.state not in ENDS:
@@ -113,8 +119,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         return _result(task_id, latest)
 
     def get_metrics_sync(self) -> dict[str, Any]:
-        """Return the figures of the queue: lag in tasks and in ms, waiting retries, dead letters. Adds the figures of
-        this process's worker, if it has one: tasks that it holds, concurrency, states sent since its start."""
+        """Return metrics of the task queue: lag in tasks and in ms, waiting retries, dead letters. If this process has
+        a worker, the result also has the worker's metrics: the tasks in the worker, its concurrency, and the number of
+        sent states since its start."""
         summary, worker = self._connected().summary(), self._worker
         return {
             "queue": self._settings.queue,
@@ -127,8 +134,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
         }
 
     def health_check_sync(self) -> list[dict[str, Any]]:
-        """A list with this process's name and {"ok": "pong"}, or {"error": reason} if raymq does not answer or the
-        consumer has ended. Does not raise."""
+        """Return a list with one map from this process's name to {"ok": "pong"}, or to {"error": reason} if raymq does
+        not answer or the consumer has stopped. Never raises."""
         connection = self._connection
         if connection is None:
             return [{self._settings.group: {"error": "initialize was not called"}}]
@@ -140,11 +147,12 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             return [{connection.name: {"error": "the consumer does not take tasks any more"}}]
         return [{connection.name: {"ok": "pong"}}]
 
-    # A replica's calls
+    # Methods that a replica calls
 
     def start_consumer(self, **kwargs: Any) -> None:
-        """Take tasks of the queue and run them with the registered handlers. Does nothing while the consumer runs.
-        After `stop_consumer` it starts again. Raises InvalidArgumentError for any argument: there are none."""
+        """Start to receive tasks from the queue and to run them with the registered handlers. Does nothing while the
+        consumer runs. The consumer can be started again after `stop_consumer`. Raises InvalidArgumentError for any
+        argument, because the method has none."""
         if kwargs:
             raise InvalidArgumentError(f"start_consumer has no arguments {', '.join(sorted(kwargs))}")
         connection = self._connected()
@@ -167,8 +175,9 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
     @checked
     @bounded(timeout=TIME_S)
     def stop_consumer(self, timeout: float = REPLICA_STOP_TIMEOUT_S) -> None:
-        """Take no more tasks, wait up to `timeout` s for handlers that run, and leave the group, which takes a few
-        seconds at most. The tasks of handlers that still run go to other replicas. Idempotent; does not raise."""
+        """Stop receiving tasks, wait up to `timeout` s for running handlers, and leave the group, which takes at most a
+        few seconds more. The tasks of handlers that still run are delivered to other replicas. Idempotent; never
+        raises."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -176,36 +185,36 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
             _apart(partial(worker.stop, timeout))
 
     def close(self) -> None:
-        """Stop the consumer and close the connection; the adapter may be initialized again. Idempotent. A call is
-        optional: a dropped adapter and the end of the process do the same."""
+        """Stop the consumer and close the connection. The adapter may be initialized again. Idempotent. Calling `close`
+        is optional: the same happens when the adapter is garbage-collected or the process ends."""
         self.stop_consumer()
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
             _apart(connection.close)
 
-    # The same for coroutines
+    # Async variants of the methods above
 
     async def enqueue_task_async(
         self, task_name: str, args: Any = None, kwargs: Any = None, **options: Any
     ) -> TaskResult:
-        """Do as enqueue_task_sync, without blocking the event loop."""
+        """Call enqueue_task_sync in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.enqueue_task_sync, task_name, args, kwargs, **options)
 
     async def get_task_status_async(self, task_id: str) -> TaskResult:
-        """Do as get_task_status_sync, without blocking the event loop."""
+        """Call get_task_status_sync in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.get_task_status_sync, task_id)
 
     async def cancel_task_async(self, task_id: str) -> TaskResult:
-        """Do as cancel_task_sync, without blocking the event loop."""
+        """Call cancel_task_sync in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.cancel_task_sync, task_id)
 
     async def get_metrics_async(self) -> dict[str, Any]:
-        """Do as get_metrics_sync, without blocking the event loop."""
+        """Call get_metrics_sync in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.get_metrics_sync)
 
     async def health_check_async(self) -> list[dict[str, Any]]:
-        """Do as health_check_sync, without blocking the event loop."""
+        """Call health_check_sync in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.health_check_sync)
 
     def _connected(self) -> TaskConnection:
@@ -218,7 +227,8 @@ class RaymqTaskProcessorAdapter(TaskProcessorAdapter):  # type: ignore[misc]  # 
 
 
 def _destination(now_s: float, options: dict[str, Any]) -> tuple[int | None, str | None]:
-    """The delivery time in ms since 1970, and the sharding key, that the options of a task ask for."""
+    """Return the delivery time in ms since 1970 and the sharding key from the options of a task; each is None if the
+    option is not given. Raises InvalidArgumentError for unknown or contradictory options."""
     if "priority" in options:
         raise InvalidArgumentError("raymq has no priorities: use a queue of its own for tasks that must not wait")
     if unknown := sorted(options.keys() - set(OPTIONS)):
@@ -244,7 +254,8 @@ def _result(task_id: str, state: StateRecord | None) -> TaskResult:
 
 
 def _apart(call: Callable[[], T]) -> T:
-    """Return `call()`. Inside an event loop it runs in a thread of its own: it waits for Ray, which complains there."""
+    """Run `call` and return its result. If an event loop runs in this thread, `call` runs in a separate thread, because
+    `call` waits for Ray and Ray warns about blocking calls in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -255,7 +266,7 @@ def _apart(call: Callable[[], T]) -> T:
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # raised in the caller's thread
+        except BaseException as error:  # the caller's thread raises the error again
             failed.append(error)
 
     thread = threading.Thread(target=run, name="raymq-serve", daemon=True)
@@ -267,7 +278,8 @@ def _apart(call: Callable[[], T]) -> T:
 
 
 def _close_later(connection: TaskConnection) -> None:
-    """Close a connection whose adapter is gone. In a thread: the garbage collector may have called from any place."""
+    """Close the connection of a garbage-collected adapter in a separate thread: the garbage collector may run in any
+    thread, at a point where blocking is not allowed."""
     threading.Thread(target=_close, args=(connection,), name="raymq-serve-close", daemon=True).start()
 
 

@@ -1,4 +1,5 @@
-"""RaymqAdapterConfig is the `adapter_config` of a TaskProcessorConfig; TaskSettings is what follows from both."""
+"""RaymqAdapterConfig is the `adapter_config` of a TaskProcessorConfig. TaskSettings has the settings that follow from
+both."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ RESULTS_SUFFIX: Final = "-results"
 
 
 class RaymqAdapterConfig(BaseModel):
-    """The `adapter_config` of tasks on raymq. Every field has a default. The config is pickled with the deployment.
+    """The `adapter_config` for tasks on raymq. Every field has a default. The config is pickled with the deployment.
 
-    `address`: the Ray cluster, host:port, for programs outside it; by default the Ray that the process is connected to.
-    `namespace`: the namespace of `raymq.connect`. `group`: the consumer group of the replicas, by default
-    ``serve-QUEUE``. `result_topic`: the topic of the tasks' states and results, by default ``QUEUE-results``.
-    `result_ttl_s`: the time in s for which the state of an ended task is returned. `queues`: the queues of topics that
-    are created here; at least the number of replicas, because a replica without a queue gets no task. `poll_max`: the
-    most tasks that a replica takes at a time, at most and by default its concurrency. `first_retry_level`: the delay
-    level before the first retry, 1 to 18 for 1 s to 2 h; each further retry waits one level longer, up to 1 min or the
-    first level. `replica_deaths_max`: an attempt during which this many replicas have died counts as failed.
+    `address`: the Ray cluster, host:port, for programs outside the cluster; by default the Ray cluster to which the
+    process is connected. `namespace`: the namespace of `raymq.connect`. `group`: the consumer group of the replicas, by
+    default ``serve-QUEUE``. `result_topic`: the topic of the tasks' states and results, by default ``QUEUE-results``.
+    `result_ttl_s`: the time in s for which the state of an ended task is returned. `queues`: the number of queues of
+    the topics that the adapter creates. It must be at least the number of replicas, because a replica without a queue
+    gets no tasks. `poll_max`: the maximum number of tasks that a replica receives at a time, at most and by default its
+    concurrency. `first_retry_level`: the delay level before the first retry, 1 to 18 for 1 s to 2 h. Each further retry
+    waits one level longer, up to 1 min or the first level. `replica_deaths_max`: an attempt fails if this many replicas
+    have died while they ran it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,7 +45,7 @@ class RaymqAdapterConfig(BaseModel):
 
 
 class ProcessorConfig(Protocol):
-    """The fields of ray.serve.schema.TaskProcessorConfig that count here."""
+    """The fields of ray.serve.schema.TaskProcessorConfig that raymq uses."""
 
     queue_name: str
     adapter_config: Any
@@ -54,7 +56,8 @@ class ProcessorConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """The topics, the group and the rules of one task queue. `max_retries` None: tasks are tried for ever."""
+    """The topics, the group and the retry rules of one task queue. `max_retries` None: failed tasks are retried without
+    limit."""
 
     queue: str
     group: str
@@ -66,8 +69,9 @@ class TaskSettings:
 
     @classmethod
     def of(cls, config: ProcessorConfig) -> TaskSettings:
-        """The settings of a TaskProcessorConfig, whose `adapter_config` is a RaymqAdapterConfig, a mapping of its
-        fields, or None for the defaults. ConfigError, or IllegalNameError for a topic or the group."""
+        """Create the settings from a TaskProcessorConfig, whose `adapter_config` is a RaymqAdapterConfig, a mapping of
+        its fields, or None for the defaults. Raises ConfigError if the config is inconsistent, and IllegalNameError if
+        a topic or group name is illegal."""
         options = _options(config.adapter_config)
         retries = config.max_retries
         if retries is not None and retries < 0:
@@ -94,7 +98,7 @@ class TaskSettings:
 
     @property
     def topics(self) -> list[str]:
-        """All topics, that of the tasks first."""
+        """The names of all topics, starting with the topic of the tasks."""
         topics = [self.queue, self.results, self.failed_queue, self.unprocessable_queue]
         return list(dict.fromkeys(topic for topic in topics if topic is not None))
 

@@ -1,6 +1,7 @@
-"""TaskConnection is what a program and a replica do with raymq: the topics of one task queue, its group, its messages.
+"""TaskConnection: all raymq calls of a program or replica for one task queue. It sends and reads messages, and creates
+topics and the group.
 
-Every call blocks for calls to brokers and stores, and raises RaymqErrors. Nothing is decided here.
+Every method waits for brokers and stores, and raises RaymqErrors. The rules for tasks are in raymq.serve.decisions.
 """
 
 from __future__ import annotations
@@ -32,30 +33,32 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState, decode_state
 from raymq.serve.task import Task
 
 STATES_MAX: Final = 64
-"""The most states of a task that are read, newest first."""
+"""Maximum number of states of a task that are read, newest first."""
 TASK_COMMIT_INTERVAL_S: Final = 1.0
-"""How often acknowledged tasks are committed. A replica that dies in between has them delivered again: they are known
-to have succeeded, and do not run again."""
+"""Interval in s at which acknowledged tasks are committed. If a replica dies between two commits, the acknowledged
+tasks are delivered again. They do not run again, because their stored state is SUCCESS."""
 ABSENT_AFTER_S: Final = 86_400.0
-"""A replica all of whose handlers are busy takes no task for so long at most before it leaves its group."""
+"""Maximum time in s for which a replica whose handlers are all busy receives no task before it leaves its
+group."""
 ERROR_PROPERTY: Final = "error"
 TASK_PROPERTY: Final = "task"
 ERROR_PROPERTY_BYTES_MAX: Final = 1000
 
 
 class TaskConnection(OfProcess):
-    """The connection of one process to the raymq of its tasks. Thread-safe."""
+    """One process's connection to the raymq cluster that stores its tasks. Thread-safe."""
 
     def __init__(self, client: Client, settings: TaskSettings) -> None:
         self._client, self._settings, self._admin = client, settings, client.admin
         self._routes = NamespacedRoutes(client.routes, client.names)
         self._producer = client.producer(settings.group)
         self.name = f"{settings.group}@{os.uname().nodename}-{os.getpid()}"
-        """The name of this process, for people."""
+        """A readable name of this process, for logs and health checks."""
 
     @classmethod
     def open(cls, settings: TaskSettings) -> TaskConnection:
-        """Connect, and create the topics and the group that do not exist. ClusterNotFoundError without a raymq."""
+        """Connect, and create the topics and the group if they do not exist. Raises ClusterNotFoundError if no raymq
+        cluster is running."""
         client = connect(settings.options.address, namespace=settings.options.namespace)
         try:
             _create(client, settings)
@@ -65,13 +68,14 @@ class TaskConnection(OfProcess):
             raise
 
     def close(self) -> None:
-        """Close the connection, and the consumer if it was made here. Idempotent."""
+        """Close the connection and all consumers that it created. Idempotent."""
         self._client.close()
 
-    # A program's calls
+    # Methods that programs call
 
     def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
-        """Store a task and its first state; durable on return. SendUnknownError and others when that is not known."""
+        """Store a task and its first state; both are durable when the call returns. Raises SendUnknownError or another
+        send error if the store does not confirm them."""
         message = Message(
             self._settings.queue,
             task.encode(),
@@ -85,7 +89,8 @@ class TaskConnection(OfProcess):
         told.result()
 
     def history(self, task_id: str) -> TaskHistory:
-        """Everything that is known of a task, including what was stored just now."""
+        """Return the history of a task from all of its stored states, including states that were stored just now.
+        Raises ServiceNotAvailableError if the broker group with these states is unavailable."""
         topic = self._settings.results
         route = self._routes.wait(topic, ROUTE_TIMEOUT_S)
         own = select_queue_by_hash(route.require_all_queues(), Message(topic, b"-"), task_id).broker_name
@@ -95,12 +100,14 @@ class TaskConnection(OfProcess):
             )
         states = self._states(task_id, own)
         if not any(state.state is TaskState.PENDING for state in states):
-            # The task is unknown, or its first state was stored when the topic had other queues.
+            # No first state found: the task is unknown, or the state was stored when the topic had other queues. Search
+            # all broker groups.
             states = self._states(task_id, None)
         return TaskHistory.of(states)
 
     def _states(self, task_id: str, broker_name: str | None) -> list[StateRecord]:
-        """The states of a task in one broker group or in all, in the order in which they were stored."""
+        """Return the states of a task from one broker group (None: from all), in the order in which they were
+        stored."""
         found = self._admin.query_by_key(
             self._settings.results, task_id, max_messages=STATES_MAX, broker_name=broker_name
         )
@@ -109,13 +116,14 @@ class TaskConnection(OfProcess):
         return [state for state in states if state is not None and state.task_id == task_id]
 
     def summary(self) -> GroupSummary:
-        """The state of the replicas' group: lag, retries that wait, dead letters."""
+        """Return a summary of the replicas' consumer group: lag, waiting retries, dead letters."""
         return tasks_summary(self._admin, self._settings.group, self._settings.queue)
 
-    # A replica's calls
+    # Methods that a replica calls
 
     def consumer(self) -> PullConsumer:
-        """A member of the group in this process, which acknowledges each message."""
+        """Create a consumer in this process that is a member of the replicas' group and acknowledges each message
+        separately."""
         consumer = self._client.pull_consumer(
             self._settings.group,
             consume_from=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -132,13 +140,14 @@ class TaskConnection(OfProcess):
         return consumer
 
     def tell(self, state: StateRecord, body: bytes) -> Future[SendResult]:
-        """Store a state; the states of a task stay in the order of these calls. The future ends once it is durable."""
+        """Store a state of a task. States of one task are stored in the order of these calls. The returned future
+        completes when the state is durable."""
         message = Message(self._settings.results, body, tags=state.state.value, keys=(state.task_id,))
         return self._producer.send_async(message, sharding_key=state.task_id)
 
     def copy(self, message: MessageExt, topic: str, error: str) -> None:
-        """Store a copy of a message in another topic, with the reason; durable on return. Properties of the message
-        that leave no space for that are left out."""
+        """Store a copy of a message in another topic, with the reason as a property; durable when the call returns. If
+        the message's properties leave no space for the reason, the copy has only the body and the reason."""
         reason = {ERROR_PROPERTY: _property(error)}
         try:
             self._producer.send(
@@ -149,7 +158,7 @@ class TaskConnection(OfProcess):
 
 
 def _create(client: Client, settings: TaskSettings) -> None:
-    """Create the topics and the group unless they exist. Existing ones are not changed."""
+    """Create the topics and the group if they do not exist. Existing topics and groups are not changed."""
     admin, brokers = client.admin, 1
     for topic in settings.topics:
         brokers = max(brokers, _create_topic(client, topic, settings.options.queues))
@@ -161,18 +170,19 @@ def _create(client: Client, settings: TaskSettings) -> None:
 
 
 def _create_topic(client: Client, topic: str, queues: int) -> int:
-    """Create a topic, if it does not exist; returns the number of its broker groups."""
+    """Create a topic if it does not exist. Returns the number of broker groups that have the topic."""
     try:
         return len(NamespacedRoutes(client.routes, client.names).get(topic).brokers)
     except TopicNotExistError:
         try:
             client.admin.create_topic(topic, queues)
         except TopicExistsError:
-            pass  # another replica has just created it, with other queues
+            pass  # another replica has just created the topic with another number of queues
         return len(client.admin.topic_route(topic).brokers)
 
 
 def _property(text: str) -> str:
-    """A text as the value of a property: without control characters, not blank, not long."""
+    """Convert a text into a valid property value: without control characters, not blank, and at most
+    ERROR_PROPERTY_BYTES_MAX bytes."""
     shown = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]+", " ", text).strip()
     return shown.encode()[:ERROR_PROPERTY_BYTES_MAX].decode(errors="ignore").strip() or "-"

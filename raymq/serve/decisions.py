@@ -1,4 +1,4 @@
-"""TaskRules decide what is done with a task that was delivered: run it, end it, retry it, or put it aside.
+"""TaskRules decide what a replica does with a delivered task: run it, end it, retry it, or move it to a dead queue.
 
     delivered ──→ receive: no task, or no handler ──→ FAILURE, unprocessable queue
               └─→ begin: cancelled, or done already ──→ nothing more
@@ -6,8 +6,8 @@
                                                           └ RETRY, sent back for later
                                                           └ FAILURE, failed queue, dead letters
 
-No threads, no clock, no calls: times come in, in s since 1970. What is decided may be done twice, never left out: the
-message is acknowledged only after everything else.
+The rules use no threads, no clock and no calls; callers pass times in s since 1970. A step may be done twice but is
+never left out, because the message is acknowledged after all other steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from raymq.serve.states import StateRecord, TaskHistory, TaskState
 from raymq.serve.task import Task, TaskError, decode_task
 
 RETRY_LEVEL_MAX: Final = 5
-"""The delay level of the longest pause between two attempts, 1 min, unless the first one is longer."""
+"""Delay level of the longest pause between two attempts, 1 min, unless the first pause is longer."""
 DEAD: Final = -1
-"""The delay level that stands for the dead letters."""
+"""Pseudo delay level that moves the message to the dead-letter topic."""
 ERROR_CHARACTERS_MAX: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Send the state, and run the task's handler."""
+    """A decision to run a task: send `state`, then call the task's handler."""
 
     task: Task
     state: StateRecord
@@ -38,11 +38,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The steps at a task's end: copy the message, send the state, send the message back, acknowledge it. Each step is
-    optional.
+    """A decision to end the handling of a task's message, in these steps: copy the message, send the state, send the
+    message back, acknowledge the message. All steps except the last are optional.
 
-    `body` is the state's message. `copy_to` is the topic that gets a copy of the message, with `error` as its reason.
-    `delay_level`: the delay level of the next delivery; DEAD for the dead letters; None for neither.
+    `body` is the encoded state. `copy_to` is the topic that gets a copy of the message, with `error` as the reason.
+    `delay_level`: the delay level of the next delivery; DEAD moves the message to the dead letters; None if the message
+    is not sent back.
     """
 
     state: StateRecord | None = None
@@ -54,7 +55,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class HandlerResult:
-    """The end of a handler's call: its result, or `error` in words if it raised."""
+    """The outcome of a handler's call: its `result`, or, if it raised, the text of the error."""
 
     result: Any = None
     error: str | None = None
@@ -62,13 +63,14 @@ class HandlerResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskRules:
-    """The decisions for the tasks of one queue; `worker` names the replica."""
+    """The decisions for the tasks of one task queue. `worker` is the name of the replica."""
 
     settings: TaskSettings
     worker: str
 
     def receive(self, body: bytes, handlers: Container[str], attempt: int, now_s: float) -> Task | End:
-        """The task of a message, if there is a handler for it."""
+        """Decode the task of a message. Returns an End that moves the message to the unprocessable queue if the message
+        is not a task or the task has no handler."""
         try:
             task = decode_task(body)
         except TaskError as error:
@@ -79,7 +81,7 @@ class TaskRules:
         return task
 
     def begin(self, task: Task, attempt: int, history: TaskHistory, now_s: float) -> Run | End:
-        """Decide if a task is run, after what is known of it. Attempts count from 0."""
+        """Decide whether to run a task, according to its history. `attempt` counts from 0."""
         known = history.latest.state if history.latest is not None else None
         if known in (TaskState.SUCCESS, TaskState.REVOKED):
             return End()
@@ -89,13 +91,13 @@ class TaskRules:
         return Run(task, self._state(task, TaskState.STARTED, attempt, now_s))
 
     def end(self, task: Task, attempt: int, outcome: HandlerResult, now_s: float) -> End:
-        """Decide what follows from the end of a handler's call."""
+        """Decide how a task ends or is retried after its handler's call."""
         if outcome.error is not None:
             return self._failed(task, attempt, now_s, outcome.error)
         state = self._state(task, TaskState.SUCCESS, attempt, now_s, outcome.result)
         try:
             return End(state, state.encode())
-        except InvalidArgumentError as error:  # another attempt would not help
+        except InvalidArgumentError as error:  # the result cannot be stored, so another attempt would not help
             return self._dead(task, attempt, now_s, str(error))
 
     def _failed(self, task: Task, attempt: int, now_s: float, error: str) -> End:
@@ -112,12 +114,12 @@ class TaskRules:
         return End(state, state.encode(), self.settings.failed_queue, DEAD, error)
 
     def _unprocessable(self, state: StateRecord | None, error: str) -> End:
-        """Put a message aside: into the queue for these, or else among the dead letters."""
+        """Move a message to the unprocessable queue if it is configured, or else to the dead letters."""
         aside, body = self.settings.unprocessable_queue, b"" if state is None else state.encode()
         return End(state, body, aside, DEAD if aside is None else None, _shortened(error))
 
     def retry_level(self, attempt: int) -> int:
-        """The delay level before the attempt after this one."""
+        """Return the delay level before the attempt that follows `attempt`."""
         first = self.settings.options.first_retry_level
         return min(first + attempt, max(first, RETRY_LEVEL_MAX))
 

@@ -1,4 +1,4 @@
-"""The lag of a task queue's replicas, also while there has been none yet."""
+"""The lag of a task queue's replicas. It is also defined before the first replica has started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from raymq.common.protocol.group import GroupQueueProgress, GroupSummary
 
 
 def tasks_summary(admin: Admin, group: str, queue: str) -> GroupSummary:
-    """The state of `group`, the replicas of task queue `queue`. Before the first replica has started, every task that
-    the queue holds counts. GroupNotExistError, ServiceNotAvailableError, RequestTimeoutError."""
+    """Return the group summary of `group`, which contains the replicas of task queue `queue`. Before the first replica
+    has started, all tasks in the queue count as lag. Raises GroupNotExistError if the group does not exist, and
+    ServiceNotAvailableError or RequestTimeoutError if a broker does not answer."""
     summary = admin.group_summary(group)
     if any(progress.queue.topic == queue for progress in summary.queues):
         return summary

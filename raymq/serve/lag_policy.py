@@ -1,7 +1,8 @@
-"""RaymqLagPolicy scales the replicas of a `@task_consumer` deployment by the tasks that wait in raymq.
+"""RaymqLagPolicy scales the replicas of a `@task_consumer` deployment by the number of tasks that wait in raymq.
 
-It has the shape of Ray Serve's AsyncInferenceAutoscalingPolicy. Serve pickles this module by value and calls the policy
-in its controller's event loop: so it asks raymq in a thread, once per interval, and imports raymq inside functions.
+The class has the interface of Ray Serve's AsyncInferenceAutoscalingPolicy. Serve pickles this module by value and calls
+the policy in its controller's event loop. Therefore the policy queries raymq in a thread, once per interval, and
+imports raymq inside functions.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 class RaymqLagPolicy:
-    """An autoscaling policy that counts each unfinished task as an ongoing request, beside the deployment's requests.
-    It asks for enough replicas that each has the target number of ongoing requests.
+    """An autoscaling policy that counts each unfinished task as an ongoing request, in addition to the deployment's
+    requests. The policy requests as many replicas as are needed for the target number of ongoing requests per replica.
 
     Use it in an AutoscalingConfig: ``policy=AutoscalingPolicy(policy_function=RaymqLagPolicy, policy_kwargs={...})``.
     `queue_name` and `group` are the deployment's (`group`: by default ``serve-QUEUE``), `address` and `namespace` are
-    as in RaymqAdapterConfig. `poll_interval_s`: the time in s between two questions to raymq. Between answers, and
-    while raymq does not answer, the last figures count.
+    as in RaymqAdapterConfig. `poll_interval_s`: the time in s between two queries to raymq. Between two queries, and
+    while raymq does not answer, the policy uses the last known lag.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class RaymqLagPolicy:
         self._asked_s = float("-inf")
 
     def __call__(self, ctx: Any) -> tuple[int | float, dict[str, Any]]:
-        """The wanted number of replicas, before Serve's bounds and delays, for an AutoscalingContext; and the lag for
-        Serve's log. Does not wait."""
+        """Return the desired number of replicas for an AutoscalingContext, before Serve's bounds and delays, and the
+        lag for Serve's log. Does not wait for raymq."""
         now_s = time.monotonic()
         asks = self._asking is not None and self._asking.is_alive()
         if not asks and now_s - self._asked_s >= self._poll_interval_s:
@@ -61,7 +62,7 @@ class RaymqLagPolicy:
         return workload / ctx.config.get_target_ongoing_requests(), told
 
     def _ask(self) -> None:
-        """Ask raymq for the tasks that are not finished. Runs in a thread."""
+        """Query raymq for the number of unfinished tasks. Runs in a thread."""
         from raymq.common.errors import GroupNotExistError, RaymqError
         from raymq.serve.lag import tasks_summary
 
@@ -71,7 +72,7 @@ class RaymqLagPolicy:
             summary = tasks_summary(self._client.admin, self._group, self._queue)
             self._lag = summary.lag + summary.retry_lag
         except GroupNotExistError:
-            self._lag = 0  # no replica has started yet, and no task was sent
+            self._lag = 0  # the group does not exist: no replica has started, and no task was sent
         except RaymqError as error:
             logger.warning("The lag of group %s is not known now, the last one counts: %s", self._group, error)
 
@@ -79,7 +80,8 @@ class RaymqLagPolicy:
         from raymq.client.client import connect
 
         client = connect(self._address, namespace=self._namespace)
-        # Serve drops a policy without a word. In a thread: the garbage collector may call from any place.
+        # Serve drops a policy without calling a close method, so a finalizer closes the client. It starts a thread,
+        # because the garbage collector may run at a point where blocking is not allowed.
         closer = threading.Thread(target=client.close, name="raymq-lag-close", daemon=True)
-        weakref.finalize(self, closer.start).atexit = False  # the client has its own end
+        weakref.finalize(self, closer.start).atexit = False  # no finalizer at exit, because the client closes itself
         return client

@@ -1,12 +1,13 @@
-"""The states of a task. Each state is a message of the result topic; the task's present state follows from all of them.
+"""The states of a task. Each state is a message in the result topic; a task's current state is computed from all of its
+states.
 
     PENDING → STARTED → SUCCESS            the names are Celery's
                       → RETRY → STARTED …  the task failed, and will be tried again
                       → FAILURE            the task failed too often, or cannot be run
             → REVOKED                      the task was cancelled; a handler that already runs continues
 
-Several processes send states, so the order of the messages is not the order of the states. PENDING after STARTED
-changes nothing. SUCCESS stays, even if the task is delivered again. Only an end replaces REVOKED.
+Several processes send states, so the order of the messages may differ from the order of the states. PENDING after
+STARTED changes nothing. SUCCESS stays, even if the task is delivered again. Only SUCCESS or FAILURE replaces REVOKED.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class TaskState(StrEnum):
 
 
 ENDS: Final = frozenset({TaskState.SUCCESS, TaskState.FAILURE, TaskState.REVOKED})
-"""The states of a task that has ended."""
+"""The final states, in which a task has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRecord:
-    """One state of a task. Times are in s since 1970; `attempt` counts from 0; `worker` says which replica. `result` is
-    the handler's, or an error in words."""
+    """One state of a task. Times are in s since 1970; `attempt` counts from 0; `worker` is the name of the replica.
+    `result` is the handler's result, or the text of an error."""
 
     task_id: str
     state: TaskState
@@ -52,11 +53,12 @@ class StateRecord:
     def of(
         cls, task: Task, state: TaskState, now_s: float, *, attempt: int = 0, result: Any = None, worker: str = ""
     ) -> StateRecord:
-        """The state of a task now."""
+        """Create the record of a task's state at time `now_s`."""
         return cls(task.id, state, now_s, task.created_at_s, attempt, result, worker)
 
     def encode(self) -> bytes:
-        """The body of the state's message. InvalidArgumentError if JSON cannot say the result, or it is too long."""
+        """Return the body of the state's message. Raises InvalidArgumentError if the result is not serializable as JSON
+        or is too long."""
         fields = {
             "id": self.task_id,
             "state": self.state.value,
@@ -70,7 +72,7 @@ class StateRecord:
 
 
 def decode_state(body: bytes) -> StateRecord | None:
-    """Return the state that a message of the result topic holds; None for a message of another kind."""
+    """Decode the state in a message of the result topic. Returns None if the message is not a state."""
     try:
         fields = json.loads(body)
         return StateRecord(
@@ -88,14 +90,15 @@ def decode_state(body: bytes) -> StateRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """The present state of a task (None for an unknown task), and how often its present attempt was begun."""
+    """The latest state of a task (None for an unknown task), and how many times the current attempt was
+    started."""
 
     latest: StateRecord | None = None
     begun: int = 0
 
     @classmethod
     def of(cls, records: Iterable[StateRecord]) -> TaskHistory:
-        """The history that follows from a task's states, in the order in which they were stored."""
+        """Compute the history of a task from its states, in the order in which they were stored."""
         latest: StateRecord | None = None
         begun = 0
         for record in records:
@@ -108,14 +111,14 @@ class TaskHistory:
         return cls(latest, begun)
 
     def told(self, now_s: float, ttl_s: float) -> StateRecord | None:
-        """Return the state for a program; None for a task that ended more than `ttl_s` ago."""
+        """Return the state that a program receives; None if the task is unknown or ended more than `ttl_s` ago."""
         if self.latest is None or (self.latest.state in ENDS and now_s - self.latest.at_s > ttl_s):
             return None
         return self.latest
 
 
 def _follows(before: TaskState, state: TaskState) -> bool:
-    """True if a task goes from one state to the other."""
+    """True if `state`, stored after `before`, replaces it as the task's state."""
     if state is TaskState.PENDING or before is TaskState.SUCCESS:
         return False
     return before is not TaskState.REVOKED or state in ENDS

@@ -1,4 +1,5 @@
-"""Task is a call of a handler, as JSON in a message: name, args, kwargs. Nothing that a stranger sends is unpickled."""
+"""Task: a call of a handler, as JSON in a message with the handler's name, args and kwargs. JSON is used instead of
+pickle, so that a message from an unknown sender cannot run code."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ID_CHARACTERS_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. `created_at_s` is a time in s since 1970."""
+    """One task: the call of the handler `name` with `args` and `kwargs`. `created_at_s` is a time in s since
+    1970."""
 
     id: str
     name: str
@@ -25,8 +27,8 @@ class Task:
 
     @classmethod
     def of(cls, task_id: str, name: str, args: Any, kwargs: Any, now_s: float) -> Task:
-        """A task as a program asks for it: `args` a list or tuple, `kwargs` a mapping, None for none.
-        InvalidArgumentError for others."""
+        """Create a task from the arguments of a program: `args` is a list, a tuple or None, `kwargs` is a mapping or
+        None. Raises InvalidArgumentError for other types."""
         if not isinstance(name, str) or not name.strip():
             raise InvalidArgumentError(f"a task's name must be a text, not {name!r}")
         if args is not None and not isinstance(args, (list, tuple)):
@@ -36,8 +38,8 @@ class Task:
         return cls(task_id, name, tuple(args or ()), dict(kwargs or {}), now_s)
 
     def encode(self) -> bytes:
-        """The body of the task's message. InvalidArgumentError for arguments that JSON cannot say, or that are too
-        long."""
+        """Return the body of the task's message. Raises InvalidArgumentError if the arguments are not serializable as
+        JSON or are too long."""
         fields = {
             "id": self.id,
             "task": self.name,
@@ -49,11 +51,11 @@ class Task:
 
 
 class TaskError(InvalidArgumentError):
-    """A message that is no task."""
+    """Error for a message that does not contain a task."""
 
 
 def decode_task(body: bytes) -> Task:
-    """Read the task in a message. Raises TaskError if the message holds no task."""
+    """Decode the task in a message. Raises TaskError if the message does not contain a task."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -74,7 +76,7 @@ def decode_task(body: bytes) -> Task:
 
 
 def is_task_id(value: object) -> TypeGuard[str]:
-    """True for a text that may be a message's key."""
+    """True if `value` is a text that is allowed as a task's id and as a message's key."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= ID_CHARACTERS_MAX
@@ -85,8 +87,8 @@ def is_task_id(value: object) -> TypeGuard[str]:
 
 
 def encode_json(fields: Mapping[str, Any], what: str) -> bytes:
-    """A JSON object as the body of a message; `what` names it in errors. InvalidArgumentError if JSON cannot say it, or
-    a message cannot hold it."""
+    """Encode a JSON object as the body of a message. `what` names the object in error texts. Raises
+    InvalidArgumentError if the object is not serializable as JSON, or exceeds the maximum message size."""
     try:
         body = json.dumps(fields, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:

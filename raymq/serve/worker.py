@@ -1,11 +1,12 @@
-"""TaskWorker runs the tasks of one replica. It has a member of the group, handler threads, and a loop for coroutines.
+"""TaskWorker runs the tasks of one replica. It has a consumer in the replicas' group, handler threads, and an event
+loop for coroutines.
 
     thread `tasks-…`      polls while the worker has fewer tasks than `concurrency` → a queue
     threads `handler-…`   `concurrency` of them: read the task's history → STARTED → handler → end → acknowledge
     thread `loop-…`       runs coroutine handlers; a handler thread waits for each
 
 The worker holds a task from its poll to its acknowledgement, so at most `concurrency` tasks are in memory.
-raymq.serve.decisions.End has the order of the steps at a task's end. Each step is repeated until it succeeds or the
+raymq.serve.decisions.End defines the order of the steps that end a task. Each step is repeated until it succeeds or the
 worker stops. Tasks that the worker holds when the process ends are delivered again. TaskRules makes all decisions.
 """
 
@@ -32,13 +33,15 @@ from raymq.serve.states import StateRecord, TaskHistory
 from raymq.serve.task import Task
 
 TASK_POLL_S: Final = 0.5
-"""How long a poll waits for tasks; also how soon the worker notices that it is to stop."""
+"""Time in s for which a poll waits for tasks. It is also the maximum delay before the polling thread reacts to
+a stop."""
 RETRIES_WITHOUT_END: Final = 2**31 - 1
-"""TaskRules say when a task is dead, not the broker."""
+"""Maximum number of retries that is sent to the broker. It is practically unlimited, because TaskRules, not the broker,
+decide when a task is dead."""
 LEAVE_MAX_S: Final = 5.0
-"""How long a worker that stops waits until it has left its group."""
+"""Maximum time in s for which a stopping worker waits until it has left its group."""
 CANCEL_S: Final = 1.0
-"""How long coroutines that are cancelled, because the worker has stopped, may take to end."""
+"""Maximum time in s for which a stopped worker waits for its cancelled coroutines to end."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ T = TypeVar("T")
 
 
 class TaskSource(Protocol):
-    """The member of the group; raymq.client.consumer.pull.consumer.PullConsumer has the methods' meanings."""
+    """The part of PullConsumer (raymq.client.consumer.pull.consumer) that a TaskWorker uses to receive and acknowledge
+    tasks."""
 
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]: ...
     def acknowledge(self, messages: list[MessageExt]) -> None: ...
@@ -56,7 +60,8 @@ class TaskSource(Protocol):
 
 
 class TaskStore(Protocol):
-    """The states and the dead queues; raymq.serve.connection.TaskConnection has the methods' meanings."""
+    """The part of TaskConnection (raymq.serve.connection) that a TaskWorker uses to read and store states and to copy
+    messages to dead queues."""
 
     def history(self, task_id: str) -> TaskHistory: ...
     def tell(self, state: StateRecord, body: bytes) -> Future[SendResult]: ...
@@ -64,7 +69,8 @@ class TaskStore(Protocol):
 
 
 class TaskWorker:
-    """The tasks of one replica. `handlers`, by task name, may still grow. `start` once, `stop` any number of times."""
+    """Runs the tasks of one replica. `handlers` maps task names to handlers, and handlers may be added later. Call
+    `start` once; `stop` may be called any number of times."""
 
     def __init__(
         self,
@@ -85,7 +91,8 @@ class TaskWorker:
         self._counts: Counter[str] = Counter()
         self._stopping = False
         self._closed = False
-        """The group gives this worker's tasks to others."""
+        """True after the worker has begun to leave its group; the group then assigns the worker's tasks to other
+        replicas."""
         self._delivered: queue.SimpleQueue[MessageExt | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop
         name = rules.settings.queue
@@ -100,7 +107,7 @@ class TaskWorker:
         self._loop_thread = threading.Thread(target=self._run_loop, name=f"loop-{name}", daemon=True)
 
     def start(self) -> None:
-        """Take tasks from now on."""
+        """Start all threads and begin to receive tasks."""
         self._loop = asyncio.new_event_loop()
         self._loop_thread.start()
         for thread in self._threads:
@@ -108,17 +115,19 @@ class TaskWorker:
 
     @property
     def running(self) -> bool:
-        """True if tasks are taken."""
+        """True while the worker receives tasks."""
         return not self._stopping and self._threads[0].is_alive()
 
     def figures(self) -> dict[str, Any]:
-        """The number of tasks that the worker holds, and the states sent since its start, by state."""
+        """Return metrics: the number of tasks that the worker holds, its concurrency, and the number of states sent
+        since its start, by state."""
         with self._changed:
             return {"in_hand": self._in_hand, "concurrency": self._concurrency, "told": dict(self._counts)}
 
     def stop(self, timeout_s: float) -> bool:
-        """Take no more tasks, wait up to `timeout_s` for handlers that run, and leave the group. Tasks that are still
-        in hand then are delivered to other replicas. True if there are none. Idempotent; does not raise."""
+        """Stop receiving tasks, wait up to `timeout_s` for running handlers, and leave the group. Tasks of handlers
+        that still run are delivered to other replicas. Returns True if all handlers have ended. Idempotent; never
+        raises."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             first, self._stopping = not self._stopping, True
@@ -139,17 +148,17 @@ class TaskWorker:
         self._closed = True
         closing = threading.Thread(target=self._leave, name=f"leave-{self._rules.settings.queue}", daemon=True)
         closing.start()
-        closing.join(LEAVE_MAX_S)  # without brokers it takes longer: it goes on beside what the process does next
+        closing.join(LEAVE_MAX_S)  # Without brokers, leaving takes longer; the thread then continues in the background.
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _leave(self) -> None:
-        """Commit what is acknowledged, and leave the group."""
+        """Commit the acknowledged tasks, and leave the group."""
         try:
             self._source.close()
-        except Exception as error:  # also at the interpreter's exit, when thread pools no longer work
+        except Exception as error:  # this also happens at the interpreter's exit, when thread pools no longer work
             logger.warning("%s: its last tasks are delivered again: %s", self._rules.worker, error)
 
-    # Taking tasks
+    # Methods of the polling thread
 
     def _take_tasks(self) -> None:
         backoff = Backoff()
@@ -157,9 +166,9 @@ class TaskWorker:
             try:
                 messages = self._source.poll(max_messages=min(count, self._poll_max), timeout_s=TASK_POLL_S)
                 backoff.reset()
-            except ClientStateError:  # closed: the whole connection ends
+            except ClientStateError:  # the consumer is closed because the whole connection is being closed
                 return
-            except Exception as error:  # a store is away, or a record damaged: tasks go on coming once that has ended
+            except Exception as error:  # A store is unavailable or a record is damaged: retry after a pause.
                 unexpected = not isinstance(error, RaymqError)
                 logger.warning("%s takes no tasks now: %s", self._rules.worker, error, exc_info=unexpected)
                 self._pause(backoff.next())
@@ -167,26 +176,28 @@ class TaskWorker:
             with self._changed:
                 self._in_hand += len(messages)
             for message in messages:
-                self._delivered.put(copy(message))  # a handler may take long: this refers to no fetch's memory
+                # Copy the message, because a slow handler would keep the fetch's memory alive.
+                self._delivered.put(copy(message))
 
     def _free(self) -> int:
-        """Wait until a task may be taken; returns how many may be, 0 when the worker stops."""
+        """Wait until the worker can accept a task. Returns the number of tasks that it can accept, 0 if the worker
+        stops."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._in_hand < self._concurrency)
             return 0 if self._stopping else self._concurrency - self._in_hand
 
     def _pause(self, pause_s: float) -> bool:
-        """Wait for a moment; True if the worker stops."""
+        """Wait for `pause_s`. Returns True, possibly earlier, if the worker stops."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, pause_s)
 
-    # Running them
+    # Methods of the handler threads
 
     def _handle_all(self) -> None:
         while (message := self._delivered.get()) is not None and not self._stopping:
             try:
                 self._handle(message)
-            except Exception:  # a bug: the task is delivered again once this process has ended
+            except Exception:  # a bug in raymq: the task is delivered again after this process has ended
                 logger.exception("%s failed with a task", self._rules.worker)
             finally:
                 with self._changed:
@@ -208,12 +219,13 @@ class TaskWorker:
             self._tell_start(step.state)
             outcome = self._run(task)
             if self._closed:
-                return  # too late: the task goes to another replica
+                return  # too late: the group has assigned the task to another replica
             step = rules.end(task, attempt, outcome, self._clock())
         self._end(message, step)
 
     def _tell_start(self, state: StateRecord) -> None:
-        """Send the state STARTED. No thread waits for it; it serves people and the count of replicas that died."""
+        """Send the state STARTED without waiting until it is stored. The state is only for users and for counting the
+        replicas that died during an attempt."""
         self._count(state)
         try:
             self._store.tell(state, state.encode())
@@ -226,7 +238,7 @@ class TaskWorker:
             result = handler(*task.args, **task.kwargs)
             if inspect.iscoroutine(result):
                 result = self._wait_for(result)
-        except (Exception, SystemExit, CancelledError) as error:  # the user's: the task is tried again
+        except (Exception, SystemExit, CancelledError) as error:  # an error in the user's handler: the task is retried
             logger.warning("%s: task %s (%s) raised", self._rules.worker, task.id, task.name, exc_info=True)
             return HandlerResult(error=_in_words(error))
         return HandlerResult(result)
@@ -244,11 +256,11 @@ class TaskWorker:
             loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
         loop.close()
 
-    # Their ends
+    # Methods that end the handling of a task
 
     def _end(self, message: MessageExt, end: End) -> None:
-        """Do what was decided, then acknowledge the message. If the worker stops before all of it is done, the task is
-        delivered again."""
+        """Execute all steps of a decision, then acknowledge the message. If the worker stops before all steps are
+        complete, the task is delivered again."""
         if end.state is not None:
             self._count(end.state)
         if all(self._done(step) for step in self._steps(message, end)):
@@ -258,7 +270,7 @@ class TaskWorker:
                 logger.info("%s ended a task too late: it is delivered again", self._rules.worker)
 
     def _steps(self, message: MessageExt, end: End) -> Iterator[Callable[[], object]]:
-        """The parts of an end, in their order. Each may be repeated."""
+        """Yield the steps of a decision, in their order. Each step may be repeated."""
         if (topic := end.copy_to) is not None:
             yield partial(self._store.copy, message, topic, end.error)
         if (state := end.state) is not None:
@@ -267,11 +279,13 @@ class TaskWorker:
             yield partial(self._source.send_back, message, delay_level=level, max_reconsume_times=RETRIES_WITHOUT_END)
 
     def _done(self, step: Callable[[], object]) -> bool:
-        """Do a step of a task's end, and repeat it while it fails. Returns False if the worker stops first."""
+        """Execute one step of a decision, and repeat it while it fails. Returns False if the worker stops
+        first."""
         return self._repeat(lambda: (step(),), "the end of a task") is not None
 
     def _repeat(self, call: Callable[[], T], what: str) -> T | None:
-        """Return `call()`, and repeat it while it fails. Returns None if the worker stops first."""
+        """Return `call()`, and repeat the call while it raises RaymqError. Returns None if the worker stops
+        first."""
         backoff = Backoff()
         while True:
             try:
@@ -287,8 +301,8 @@ class TaskWorker:
 
 
 def _in_words(error: BaseException) -> str:
-    """An error of a handler, which may not even be able to say what it is."""
+    """Return the text of a handler's error. If the error's own `__str__` fails, return only its class name."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # its own method failed
+    except Exception:  # the error's `__str__` failed
         return type(error).__name__

@@ -1,1 +1,1 @@
-"""The metrics of a process, and the trace of messages."""
+"""The metrics of a process, and the tracing of messages."""

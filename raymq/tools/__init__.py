@@ -1,1 +1,2 @@
-"""Programs for operators: the command line, the console, the doctor, Grafana's board, and Kubernetes' manifests."""
+"""Programs for operators: the command line, the web console, the doctor, the Grafana dashboard, and the Kubernetes
+manifests."""

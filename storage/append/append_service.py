@@ -1,7 +1,7 @@
-"""Appends of one store: checks and writes batches, and counts what was put.
+"""The append API of one store: checks batches, writes them and counts the stored messages.
 
-How an append is counted, and what it hands to its caller, belongs here. What an append waits for is decided in
-durability.py.
+This module decides how an append is counted and what it returns to its caller. durability.py decides what an append
+waits for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from storage.stats import StoreStats
 
 
 class AppendService:
-    """Carries out the appends of one store. Thread-safe: writes take the append lock (WriteGate.write)."""
+    """Appends batches to one store. Thread-safe: each write takes the append lock (WriteGate.write)."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class AppendService:
         self._gate, self._appender, self._flags, self._stats = gate, appender, flags, stats
         self._clock_ms = clock_ms
         self.write: WriteBatches = self._write_checked
-        """Writes batches. Replaced by a function that calls hooks first, if the store has put hooks."""
+        """Function that writes batches. FittedWrite wraps it if records need a property CRC or an IPv6 store host.
+        HookedWrite wraps it if the store has put hooks."""
         property_crc, ipv6_store_host = parts.settings.enabled_append_prop_crc, len(host) == IPV6_HOST_BYTES
         if property_crc or ipv6_store_host:
             self.write = FittedWrite(
@@ -66,18 +67,22 @@ class AppendService:
     def append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> list[AppendResult]:
-        """Store batches of any queues, in order, and return one result for each. A batch sent before is not stored
-        again.
+        """Store batches of any queues, in order, and return one result for each batch. A batch that an earlier send
+        stored is not stored again.
 
-        With SYNC_FLUSH returns once all are on disk, unless none of them waits (wait_store_msg_ok); after `timeout_s`
-        (default: sync_flush_timeout_ms) the status is FLUSH_DISK_TIMEOUT: stored, not known to be on disk. With
-        ASYNC_FLUSH returns at once: stored messages survive the end of this process, but not a power cut. `acks`: the
-        copies on other replicas that the append then waits for (storage.append.durability).
+        With SYNC_FLUSH the call returns once all batches are on disk, unless no batch waits (wait_store_msg_ok). After
+        `timeout_s` (default: sync_flush_timeout_ms) the status is FLUSH_DISK_TIMEOUT: the batch is stored, but it is
+        not known to be on disk. With ASYNC_FLUSH the call returns at once: stored messages survive the end of this
+        process, but not a power cut. `acks`: the copies on other replicas that the append waits for afterwards
+        (storage.append.durability).
 
-        Raised before anything is written: MessageIllegalError, ClientStateError (a fenced producer), SystemBusyError
-        (other appends took longer than `timeout_s`), ServiceNotAvailableError (closed), StoreNotWritableError (disk
-        full, or an earlier failure), InSyncReplicasError (`acks`). StoreFailedError: the disk failed during the append;
-        it is unknown which batches are stored, and the store takes no more appends.
+        Before anything is written, raises MessageIllegalError if a batch fails a check, and ClientStateError if the
+        producer is fenced. Raises SystemBusyError if other appends took longer than `timeout_s`, and
+        ServiceNotAvailableError if the store is closed. Raises StoreNotWritableError if the disk is full or failed
+        earlier, and InSyncReplicasError if too few replicas are in sync (`acks`).
+
+        Raises StoreFailedError if the disk failed during the append: it is unknown which batches are stored, and the
+        store takes no more appends.
         """
         started = self.start_append(batches, timeout_s=timeout_s, acks=acks)
         return self._gate.progress.wait_settled(started)
@@ -85,7 +90,7 @@ class AppendService:
     def start_append(
         self, batches: Sequence[EncodedBatch], *, timeout_s: float | None = None, acks: ReplicaAcks | None = None
     ) -> StartedAppend:
-        """Append as `append` does, but do not wait for the disk and the copies.
+        """Append as `append` does, but do not wait for the disk or for copies on replicas.
 
         On return the batches are written. `StartedAppend.settle` returns the results, or raises the errors of the wait.
         This call may wait for the append lock, for at most wait_time_in_send_queue_ms.
@@ -95,11 +100,11 @@ class AppendService:
             timeout_s = gate.timeout_s
         waits = (gate.is_sync or acks is not None) and waits_for(batches, acks)
         written = self.write(batches, timeout_s)
-        # Collect these now: the next append of a lane overwrites the records.
+        # Collect the counts now: the next append of the same lane (direct socket connection) overwrites the records.
         puts = [(batch.topic, message_count(batch), len(batch.records)) for batch in batches]
         for batch in batches:
             if is_waiting_topic(batch.topic):
-                # In a topic of delayed messages the tag codes are times.
+                # In a topic of delayed messages, tag codes are delivery times.
                 self._stats.delays.add_many(np.maximum(batch.tag_codes - self._clock_ms(), 0) / 1000)
         if waits and gate.is_sync:
             count = partial(self._count_puts, puts, start_s)
@@ -111,7 +116,7 @@ class AppendService:
         return SettledAppend(written[0], now_s)
 
     def _write_checked(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Check batches and write them, or count the failure."""
+        """Check batches and write them. If this fails, count a failed put and raise the error."""
         against = AGAINST_APPENDS
         if self._flags.any_set and all(batch.topic == STATE_TOPIC for batch in batches):
             against = AGAINST_STATE
@@ -122,10 +127,10 @@ class AppendService:
             raise
 
     def _count_puts(self, puts: Sequence[tuple[str, int, int]], start_s: float, end_s: float | None) -> None:
-        """Count an append that began at `start_s` and ended at `end_s`, durable as promised or too late.
+        """Count an append that began at `start_s` and ended at `end_s`, whether or not it became durable in time.
 
-        The time counts up to the flush, not up to the replicas. `end_s` is None if the disk failed. `puts`: topic,
-        messages and bytes of each batch.
+        The counted time includes the flush, but not the replicas. `end_s` is None if the disk failed. `puts`: topic,
+        message count and byte count of each batch.
         """
         if end_s is None:
             self._stats.count_failed_put()
@@ -133,4 +138,4 @@ class AppendService:
         took_s: float | None = end_s - start_s
         for topic, messages, size in puts:
             self._stats.count_put(topic, messages, size, took_s)
-            took_s = None  # count each append once
+            took_s = None  # Count the duration once per append, not once per batch.

@@ -1,9 +1,9 @@
-"""The append path of a store: from batches to bytes in the log and units in the queues, under the append lock.
+"""The append path of a store: writes batches to the log, and queue units to the consume queues, under the append lock.
 
-Before anything is written, every batch of the call is known to be valid, each message to be new or a repeat, and the
-disk to have space. A step that only some settings need is a part that the store chooses when it opens (`space_checks`,
-MultiDispatchAppender, FittedWrite), so an append does not test for it. Inner batches, which are one record of many
-messages, have queues and a write path of their own: inner_batches.py.
+Before anything is written, every batch of the call has passed its checks. Each message is then known to be new or a
+repeat, and the disk is known to have space. A step that only some settings need is an object that the store chooses
+when it opens (`space_checks`, MultiDispatchAppender, FittedWrite). So an append does not test the settings. An inner
+batch, which is one record of many messages, has its own queues and its own write path: inner_batches.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ from storage.queue.queue_table import AnyQueue
 from storage.recovery.recovery import Recovered
 
 RECALLS_MAX: Final = 1_000_000
-"""The most recalls of delayed messages in force at one time, about a day's (storage.schedule.recalls)."""
+"""Maximum number of recalls of delayed messages in force at one time: about as many as one day makes
+(storage.schedule.recalls)."""
 QUEUE_ID_MAX: Final = 2**31 - 1
 
 
@@ -67,36 +68,39 @@ Q = TypeVar("Q", ConsumeQueue, AnyQueue)
 
 
 class AppendPlan(NamedTuple, Generic[Q]):
-    """The queues and the spans of the log that an append will write to. Every file that they need exists already."""
+    """The queues and the log spans that one append will write to. Every file that the append needs exists
+    already."""
 
-    # The queue of each batch, or of each delivery.
+    # The queue of each batch, or of each due delayed message (delivery).
     queues: list[Q]
-    # The spans of the log for each batch; empty for a batch without new messages. All deliveries count as one batch.
+    # The log spans of each batch; empty for a batch without new messages. All due delayed messages (deliveries) count
+    # as one batch.
     spans: list[list[AppendSpan]]
-    # The queues that get units, and how many units each. A queue may occur several times.
+    # The queues that get queue units, and the number of units for each. A queue may occur several times.
     units: list[tuple[Q, int]]
-    # The end of the log after the last span.
+    # The physical offset after the last span.
     log_end: int
 
 
 class Delivered(NamedTuple):
-    """The place of a record that `Appender.deliver` stored."""
+    """The queue offset and physical offset of a record that `Appender.deliver` stored."""
 
     queue_offset: int
     physical_offset: int
 
 
 class Appender:
-    """Writes batches and due deliveries to the log and the queues.
+    """Writes batches and due delayed messages to the log and to the consume queues.
 
-    `prepare` is called outside the append lock, everything else under it. A store with multi-dispatch has a
+    Call `prepare` outside the append lock, and every other method under the lock. A store with multi-dispatch has a
     MultiDispatchAppender instead.
     """
 
     def __init__(
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
     ) -> None:
-        """`store_host` (`encode_host`) is stamped into each record. `clock_ms` is the wall clock, in ms since 1970."""
+        """`store_host` (`encode_host`) is written into each record. `clock_ms` returns the wall clock in ms
+        since 1970."""
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._queues, self._dedup = parts.log, parts.queues, parts.dedup
@@ -104,48 +108,49 @@ class Appender:
         self._visibility, self._reader, self._appended = parts.visibility, parts.reader, parts.appended
         self._inner_batches = InnerBatchWriter(parts, store_host)
         self._halves, self._settings = parts.halves, settings
-        # Space that is released for the broker's state on a full disk.
+        # Reserved disk space. It is released if the disk is full and the broker must store its state.
         self._space = parts.space
-        # The longest body, the longest record, and the most bytes of an append of several messages.
+        # Limits in bytes: one body, one record, and one append of several messages.
         self._max_message_size_bytes = settings.max_message_size_bytes
         self.record_max_bytes = min(
             settings.max_message_size_bytes + RECORD_OVERHEAD_MAX_BYTES, parts.log.file_size - BLANK_LENGTH
         )
         self._append_max_bytes = settings.max_append_bytes
-        # Why the last append that needed another file failed to get one; empty after an append gets one.
+        # The reason why the last append that needed another file got none. Empty after an append gets a file.
         self.no_space = ""
-        # The sys flag of records whose bodies are decompressed and checked before they are stored; 0: no bodies are
-        # checked.
+        # The sys flag that marks records whose bodies are decompressed and checked before they are stored. 0: no body
+        # is checked.
         self._checked_flag = SYS_FLAG_COMPRESSED if settings.check_compressed_body else 0
-        # A record of at most this size exceeds neither the record limit nor the body limit.
+        # Maximum size in bytes of a record that certainly exceeds neither the record limit nor the body limit.
         self._plain_max_bytes = min(self.record_max_bytes, self._max_message_size_bytes)
-        # Checks that are called with the bytes about to be written and raise to refuse them. The settings choose the
-        # checks.
+        # Checks of free space. Each is called with the number of bytes about to be written, and raises to refuse the
+        # write. The settings choose the checks.
         self._space_checks = space_checks(settings, parts.log)
         self.store_host = store_host
-        # The sys flag of records whose store host has this store's address family.
+        # The store-host sys flag of records that this store accepts: the IPv6 bit if this store's host is IPv6, else 0.
         self._host_flag = SYS_FLAG_STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
         self._clock_ms = clock_ms
         # The store time of the newest record, and the earliest store time that the next record may have.
         self.last_store_timestamp_ms = self._earliest_ms = recovered.last_store_timestamp_ms
         # The physical offset of the newest record; -1 in an empty log.
         self.last_record_offset = recovered.last_record_offset
-        # Counters since the store was opened.
+        # Numbers of messages appended and of duplicates dropped since the store was opened.
         self.messages_appended = self.duplicates_dropped = 0
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """Check `batches` and return a function that appends them, to be called under the append lock.
+        """Check `batches` and return a function that appends them. Call that function under the append lock.
 
-        Raises MessageIllegalError as `check` does.
+        Raises MessageIllegalError if a batch fails a check (`check`).
         """
         if len(batches) == 1 and self._is_plain(batches[0]):
             return partial(self._append_record, batches[0])
         return partial(self.append, self.check(batches))
 
     def _is_plain(self, batch: EncodedBatch) -> bool:
-        """True if `batch` is one message that surely passes every check, needs no property CRC and does not wait.
+        """Return True if `batch` is one message that passes every check, needs no property CRC and is not delayed.
 
-        The store only stamps such a message. False does not mean that the batch fails a check.
+        The store only stamps this kind of message (writes the queue offset, physical offset, store time and store
+        host). False does not mean that the batch fails a check.
         """
         record, sizes, queue_id, topic = batch.records, batch.sizes, batch.queue_id, batch.topic
         size = len(record)
@@ -163,9 +168,10 @@ class Appender:
         )
 
     def check(self, batches: Sequence[EncodedBatch]) -> list[CheckedBatch]:
-        """Check that one append can store all `batches`. Raises MessageIllegalError.
+        """Check that one append can store all `batches`. Raises MessageIllegalError if a batch fails a check, or if the
+        append exceeds max_append_bytes.
 
-        The records are not copied: the caller must not change them until that append has returned.
+        The records are not copied: the caller must not change the records until that append has returned.
         """
         if len(batches) > 1 or (batches and len(batches[0]) > 1):
             total = sum([len(batch.records) for batch in batches])
@@ -180,8 +186,8 @@ class Appender:
         ends = record_ends(batch.sizes)
         facts = self._check_facts(batch, ends)
         inner = count_inner(facts)
-        # The broker writes dead letters as copies of messages. Such a message may be dead because of its body, so store
-        # it.
+        # Bodies of dead letters are not checked. The broker writes dead letters as copies of messages, and a message
+        # may be dead because of its body.
         if facts.sys_flags & self._checked_flag and not batch.topic.startswith(DLQ_PREFIX):
             refused = self._refuse_bodies(batch.records, (ends - batch.sizes).tolist(), inner)
             if refused is not None:
@@ -196,9 +202,8 @@ class Appender:
         return refuse_bodies(records, starts, inner=inner, max_message_size_bytes=self._max_message_size_bytes)
 
     def _check_facts(self, batch: EncodedBatch, ends: Ints | None) -> BatchFacts:
-        """Return the facts of a batch after its put checks. Raises MessageIllegalError. `ends`: `record_ends` of its
-        sizes.
-        """
+        """Run the put checks of a batch and return its facts. Raises MessageIllegalError if a check fails. `ends`:
+        `record_ends` of the batch's sizes."""
         if not 0 <= batch.queue_id <= QUEUE_ID_MAX:
             raise _negative_queue_id(batch.queue_id)
         facts = validate_batch(batch, ends)
@@ -219,9 +224,10 @@ class Appender:
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
         """Store `batches` without a flush. Each result has the status SEND_OK.
 
-        Raised before anything is written: MessageIllegalError, ClientStateError (see `DedupTable`),
-        StoreNotWritableError if the disk has no free space, SystemBusyError if the pool has no free buffer. OSError:
-        the disk failed in the middle of the write.
+        Before anything is written, raises MessageIllegalError if a batch is refused, and ClientStateError if the
+        producer's sequence is refused (see `DedupTable`). Raises StoreNotWritableError if the disk has no free space,
+        and SystemBusyError if the pool has no free buffer. Raises OSError if the disk failed in the middle of the
+        write.
         """
         stored = self._stored_before(batches)
         rests = [
@@ -232,9 +238,9 @@ class Appender:
         return self._write_batches(batches, rests, stored, plan)
 
     def _append_record(self, batch: EncodedBatch) -> list[AppendResult]:
-        """Append one plain message (`_is_plain`) in fewer steps, if its place is ordinary.
+        """Append one plain message (`_is_plain`) on a fast path, or by `append` if the fast path does not apply.
 
-        The place is ordinary if the message is new, its queue's file has room, and the log's mapped file has room.
+        The fast path applies if the message is new, and the queue's current file and the log's mapped file have room.
         """
         topic, queue_id, producer, record = batch.topic, batch.queue_id, batch.producer, batch.records
         is_repeat = producer is not None and self._dedup.stored_prefix(producer, topic, queue_id, 1)
@@ -253,25 +259,26 @@ class Appender:
         return self.append([CheckedBatch(batch, memoryview(record), record_ends(batch.sizes))])
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Store messages that waited in `source`, in the given order, for any queues. Nothing is flushed.
+        """Store messages that were delayed in the queue `source`, in the given order, to any queues. Nothing is
+        flushed.
 
-        Without a `source` the messages are records of transactions. Returns their places.
+        Without a `source` the messages are records of transactions. Returns the offsets of the stored records.
 
-        MessageIllegalError, StoreNotWritableError and SystemBusyError are raised before anything is written. OSError:
-        the disk failed in the middle of the write.
+        Raises MessageIllegalError, StoreNotWritableError or SystemBusyError before anything is written. Raises OSError
+        if the disk failed in the middle of the write.
         """
         plan, _ = self._plan_deliveries(deliveries)
         self._reserve(plan.units, plan.log_end)
         return self._write_planned_deliveries(source, deliveries, plan)
 
     def _stored_before(self, batches: Sequence[CheckedBatch]) -> list[list[int]]:
-        """Return, for each batch, the queue offsets of its first messages that an earlier send stored."""
+        """Return, for each batch, the queue offsets of its leading messages that an earlier send has stored."""
         if len(batches) > 1:
             self._refuse_repeats_within(batches)
         return [self._stored_prefix(checked) for checked in batches]
 
     def _plan(self, rests: Sequence[CheckedBatch]) -> AppendPlan[AnyQueue]:
-        """Plan where new messages go, and run the checks that depend on the plan."""
+        """Plan the log spans and queues of new messages, and run the checks that depend on this plan."""
         queues = [self._queue_of(rest) for rest in rests]
         for queue in queues:
             if queue.topic == TIMER_TOPIC and queue.queue_id == TIMER_RECALL_QUEUE:
@@ -283,16 +290,16 @@ class Appender:
         return AppendPlan(queues, spans, units, log_end)
 
     def _refuse_too_many_recalls(self, next_offset: int) -> None:
-        """Raise SystemBusyError if RECALLS_MAX recalls are in force. The scheduler holds every recall in memory."""
+        """Raise SystemBusyError if RECALLS_MAX recalls of delayed messages are in force. The scheduler keeps every
+        recall in memory."""
         if next_offset - self._deliveries.get((TIMER_TOPIC, TIMER_RECALL_QUEUE)).next_offset >= RECALLS_MAX:
             raise SystemBusyError(
                 f"{RECALLS_MAX} recalls of messages are in force, the most that the store keeps; recall again later"
             )
 
     def _queue_of(self, checked: CheckedBatch) -> AnyQueue:
-        """Return the queue of a batch. Raises MessageIllegalError if the queue has another type (single messages,
-        batches).
-        """
+        """Return the queue of a batch. Raises MessageIllegalError if the queue is of the other type (single messages or
+        inner batches)."""
         topic, queue_id = checked.batch.topic, checked.batch.queue_id
         if not checked.inner:
             return self._queues.get_or_create(topic, queue_id)
@@ -305,7 +312,8 @@ class Appender:
         stored: Sequence[Sequence[int]],
         plan: AppendPlan[AnyQueue],
     ) -> list[AppendResult]:
-        """Write `rests`, the new messages of `batches`, as planned and reserved. `stored` is from `_stored_before`."""
+        """Write `rests`, the new messages of `batches`, to the files reserved by `plan`. `stored` is the result of
+        `_stored_before`."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         return [
@@ -321,7 +329,8 @@ class Appender:
         spans: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
-        """Write `rest`, the new messages of a batch; an earlier send stored the others, at queue offsets `stored`."""
+        """Write `rest`, the new messages of a batch. An earlier send stored the batch's other messages, at queue
+        offsets `stored`."""
         if isinstance(queue, BatchConsumeQueue):
             return self._write_inner(rest, queue, spans, stored)
         if len(spans) == 1 and not stored and rest.batch.records is checked.batch.records:
@@ -331,7 +340,8 @@ class Appender:
     def _write_inner(
         self, rest: CheckedBatch, queue: BatchConsumeQueue, spans: Sequence[AppendSpan], stored: Sequence[int]
     ) -> AppendResult:
-        """Write an inner batch. Its messages are all new or all stored by an earlier send."""
+        """Write an inner batch, or return its earlier result. Its messages are either all new or all stored by an
+        earlier send."""
         if not spans:
             self.duplicates_dropped += len(stored)
             self.commit()
@@ -343,7 +353,7 @@ class Appender:
         return result
 
     def _plan_deliveries(self, deliveries: Sequence[Delivery]) -> tuple[AppendPlan[ConsumeQueue], Ints]:
-        """Plan where deliveries go, and run the checks that depend on the plan.
+        """Plan the log spans and queues of due delayed messages, and run the checks that depend on this plan.
 
         Also returns the end of each record, counted from the start of the first record.
         """
@@ -360,7 +370,8 @@ class Appender:
     def _write_planned_deliveries(
         self, source: Source | None, deliveries: Sequence[Delivery], plan: AppendPlan[ConsumeQueue]
     ) -> list[Delivered]:
-        """Write deliveries as planned and reserved, and record that `source` is delivered up to the last of them."""
+        """Write due delayed messages to the planned and reserved files. Advance the delivery progress of `source` to
+        the last message."""
         self.read_clock()
         self.last_store_timestamp_ms = self._earliest_ms
         delivered: list[Delivered] = []
@@ -377,16 +388,17 @@ class Appender:
         return delivered
 
     def _show_with_log(self, queues: Sequence[ConsumeQueue]) -> None:
-        """Show consumers the ends of these queues once consumers may see all that is written now."""
+        """Let consumers see the new ends of these queues once consumers may see the log up to its current end."""
         for queue in queues:
             self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _write_deliveries(
         self, deliveries: Sequence[Delivery], queues: Sequence[ConsumeQueue], physical_offset: int
     ) -> list[Delivered]:
-        """Stamp deliveries, write them back to back in one file from `physical_offset` on, and write their units.
+        """Write due delayed messages back to back in one log file from `physical_offset` on, and write their queue
+        units. Their records first get their queue offsets, physical offsets and store time.
 
-        Returns the places of the deliveries.
+        Returns the offsets of the written records.
         """
         store_ms = self.last_store_timestamp_ms
         sizes = np.array([len(item.record) for item in deliveries], np.int32)
@@ -411,19 +423,21 @@ class Appender:
         return list(map(Delivered, queue_offsets.tolist(), begins.tolist()))
 
     def commit(self) -> None:
-        """Write all appended records to the files, so that they can be read. OSError: the disk failed."""
+        """Write all appended records from the write buffers to the files, so that they can be read. Raises OSError if
+        the disk failed."""
         self._log.commit()
 
     def read_clock(self) -> int:
-        """Return the time now, in ms since 1970. No later record gets an earlier store time."""
+        """Return the current time in ms since 1970. No record written after this call gets an earlier store
+        time."""
         now_ms = self._clock_ms()
         self._earliest_ms = max(self._earliest_ms, now_ms)
         return now_ms
 
     def appended_elsewhere(self, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Note that records of another replica were appended, and keep later store times from going back.
+        """Take over the end of the log after records of another replica were appended.
 
-        The last record is at `last_record_offset`; none of the records has a store time after `store_timestamp_ms`. No
+        The last of these records is at `last_record_offset`, and no store time of them exceeds `store_timestamp_ms`. No
         later record of this store gets an earlier store time.
         """
         self._earliest_ms = max(self._earliest_ms, store_timestamp_ms)
@@ -431,9 +445,10 @@ class Appender:
         self.last_record_offset = last_record_offset
 
     def _refuse_repeats_within(self, batches: Sequence[CheckedBatch]) -> None:
-        """Raise MessageIllegalError if two batches are of one producer for one queue.
+        """Raise MessageIllegalError if two batches of one append have the same producer and the same queue.
 
-        The dedup table learns of a batch only when the batch is written, so it could not find repeats between the two.
+        The dedup table records a batch only when the batch is written, so it could not detect repeats between two
+        batches of one append.
         """
         keys = [
             (batch.producer.producer_id, batch.topic, batch.queue_id)
@@ -444,7 +459,7 @@ class Appender:
             raise MessageIllegalError("one append holds two batches of the same producer for the same queue")
 
     def _stored_prefix(self, checked: CheckedBatch) -> list[int]:
-        """Return the queue offsets of the first messages of a batch that an earlier send stored.
+        """Return the queue offsets of the leading messages of a batch that an earlier send has stored.
 
         Raises MessageIllegalError if an earlier send stored some messages of an inner batch, but not all.
         """
@@ -461,9 +476,10 @@ class Appender:
         return stored
 
     def _reserve(self, units: Sequence[tuple[Q, int]], log_end: int) -> None:
-        """Make every file that these units and a log that ends at `log_end` need.
+        """Create every file that `units` new queue units and a log that ends at `log_end` need.
 
-        StoreNotWritableError: the disk has no space. OSError: the disk failed. After an error nothing has changed.
+        Raises StoreNotWritableError if the disk has no space, and OSError if the disk failed. After an error nothing
+        has changed.
         """
         needed: dict[Q, int] = {}
         for queue, count in units:
@@ -489,7 +505,8 @@ class Appender:
         self.no_space = ""
 
     def _write(self, checked: CheckedBatch, queue: ConsumeQueue, spans: Sequence[AppendSpan]) -> AppendResult:
-        """Write a batch to its spans of the log. The result's physical offsets are right only if there is one span."""
+        """Write a batch to its log spans. The result's physical offsets are correct only if there is a single
+        span."""
         batch, first_queue_offset = checked.batch, queue.next_offset
         for span in spans:
             self._write_part(checked.part(span.first, span.last), queue, span.physical_offset)
@@ -502,7 +519,8 @@ class Appender:
         )
 
     def _write_part(self, checked: CheckedBatch, queue: ConsumeQueue, physical_offset: int) -> None:
-        """Stamp messages, write them back to back in one file from `physical_offset` on, and write their units."""
+        """Write messages back to back in one log file from `physical_offset` on, and write their queue units. Their
+        records first get their queue offsets, physical offsets and store time."""
         batch, records, store_ms = checked.batch, checked.records, self.last_store_timestamp_ms
         values = (queue.next_offset, physical_offset, store_ms, self.store_host)
         sealed = is_sealed(records)
@@ -533,7 +551,8 @@ class Appender:
         spans: Sequence[AppendSpan],
         stored: Sequence[int],
     ) -> AppendResult:
-        """Write the new messages `rest` of a batch; an earlier send stored the others at the queue offsets `stored`."""
+        """Write `rest`, the new messages of `batch`. An earlier send stored its other messages at the queue offsets
+        `stored`."""
         self.duplicates_dropped += len(stored)
         if not spans:
             return self._result(batch, queue, stored, duplicate=True)
@@ -543,11 +562,12 @@ class Appender:
     def _result(
         self, batch: EncodedBatch, queue: ConsumeQueue, queue_offsets: Sequence[int], *, duplicate: bool
     ) -> AppendResult:
-        """Build the result for messages that do not lie back to back, or that an earlier call wrote."""
+        """Build the result of a batch whose messages are not back to back in the log, or that an earlier send
+        stored."""
         pieces = [units for offset in queue_offsets if len(units := queue.units(offset, 1))]
         physical_offsets = [int(units[0]["physical_offset"]) for units in pieces]
         if len(physical_offsets) < len(queue_offsets):
-            # Retention has deleted the stored messages, so no position can be looked up.
+            # Retention has deleted some of the stored messages, so their physical offsets are unknown.
             return AppendResult(SendStatus.SEND_OK, queue_offsets[0], -1, self.last_store_timestamp_ms, duplicate)
         self.commit()
         back_to_back = np.array_equal(np.diff(physical_offsets), batch.sizes[:-1])
@@ -563,7 +583,8 @@ class Appender:
         )
 
     def _store_time_of(self, units: NDArray[np.void]) -> int:
-        """Return the store time of the first unit's record, or of the newest record if the first one is damaged."""
+        """Return the store time of the record of the first queue unit, or of the newest record if that record is
+        damaged."""
         try:
             return store_timestamp_at(self._reader.views(units)[0], 0)
         except (DataLossError, RecordError):
@@ -571,7 +592,7 @@ class Appender:
 
 
 def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterator[tuple[DispatchView, memoryview]]:
-    """Yield each record of a batch as a DispatchView, with its bytes."""
+    """Yield each record of a batch as a DispatchView, together with the bytes of the record."""
     data, start = memoryview(records), 0
     for end in [len(data)] if ends is None else ends.tolist():
         yield dispatch_view(data[start:end]), data[start:end]
@@ -579,7 +600,7 @@ def _views(records: bytes | bytearray | memoryview, ends: Ints | None) -> Iterat
 
 
 def _stored(view: DispatchView, queue_offset: int, physical_offset: int, store_ms: int) -> DispatchView:
-    """Return the view of a record with the place and time that the store gave it."""
+    """Return the view of a record with the offsets and the store time that the store assigned."""
     return view._replace(queue_offset=queue_offset, physical_offset=physical_offset, store_timestamp_ms=store_ms)
 
 

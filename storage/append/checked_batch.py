@@ -1,7 +1,7 @@
-"""A batch on its way through an append (appender.py), from the checks to the files.
+"""A batch that has passed the checks of an append (appender.py) and is about to be written to the files.
 
 Code that divides a checked batch belongs here. A batch is divided because some of its messages are stored already, or
-because a file ends.
+because a file is full.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from raymq.records.format.encode import EncodedBatch
 
 
 class CheckedBatch(NamedTuple):
-    """A batch that may be stored."""
+    """A batch that has passed all checks and may be stored."""
 
-    # The batch. In a part of a batch, only the sizes, tag codes, ids and producer are those of the part.
+    # The batch. In a part of a batch, only the sizes, tag codes, ids and producer describe the part; the other fields
+    # describe the whole batch.
     batch: EncodedBatch
-    # The bytes of the records, back to back. They no longer change.
+    # The bytes of the records, back to back. These bytes no longer change.
     records: memoryview
-    # For each message, the end of its record in `records`.
+    # The end offset of each message's record in `records`.
     ends: NDArray[np.int64]
-    # The size of each record if all lengths are known to be equal in all records (BatchFacts); else 0.
+    # The size of each record in bytes if all records are known to have equal field lengths (BatchFacts); else 0.
     stride: int = 0
     # The number of messages in an inner batch, which is one record; 0 for records of one message each.
     inner: int = 0
@@ -32,7 +33,8 @@ class CheckedBatch(NamedTuple):
     def without(self, count: int) -> CheckedBatch:
         """Return the batch without its first `count` messages, or the batch itself if `count` is 0.
 
-        The producer's sequence starts after the removed messages. An inner batch loses all of its messages, or none.
+        The producer's sequence is advanced past the removed messages. An inner batch loses all of its messages, or
+        none.
         """
         if not count:
             return self
@@ -52,7 +54,7 @@ class CheckedBatch(NamedTuple):
         return CheckedBatch(rest, self.records[start:], self.ends[count:] - start, self.stride, self.inner)
 
     def part(self, first: int, last: int) -> CheckedBatch:
-        """Return the messages from `first` to `last` (exclusive)."""
+        """Return the part of the batch with the messages from index `first` to `last` (exclusive)."""
         rest = self.without(first)
         count = last - first
         if count == len(rest.batch):

@@ -1,12 +1,12 @@
-"""The one place that decides what an append waits for: RocketMQ's WAIT (spec/storage.md §6, §11.1).
+"""The one module that decides what an append waits for: RocketMQ's WAIT (spec/storage.md §6, §11.1).
 
-An append waits until its batches are as durable as the flush setting promises. On a master with replicas it then waits
-until the replicas have the batches (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok=False) is
-acknowledged once it is written. If one append holds both kinds, all of its batches return together, and the batches
-that do not wait never get a timeout status.
+An append waits until its batches are as durable as the flush setting promises. On a master with replicas the append
+then waits until the replicas have the batches (`ReplicaAcks`). A batch that does not wait (wait_store_msg_ok=False) is
+acknowledged once it is written. If one append contains both kinds of batches, all of them return together, and the
+batches that do not wait never get a timeout status.
 
-No thread has to block for an append. A `StartedAppend` is written; its owner calls `settle` after each progress of disk
-or replicas (`AppendProgress`), and at the append's deadline. A thread that has nothing else to do waits in
+No thread has to block for an append. A `StartedAppend` is already written. Its owner calls `settle` each time the disk
+or the replicas advance (`AppendProgress`), and at the append's deadline. A thread with nothing else to do waits in
 `AppendProgress.wait_settled`.
 """
 
@@ -26,13 +26,13 @@ from raymq.common.protocol.store import AppendResult
 from raymq.records.format.encode import EncodedBatch
 
 Written = tuple[list[AppendResult], int]
-"""The outcome of writing batches: one result with SEND_OK for each batch, and the physical offset at which they end."""
+"""The outcome of writing batches: one result with SEND_OK for each batch, and the physical offset after the
+last batch."""
 
 
 class WriteBatches(Protocol):
-    """Writes batches, and requests a flush if the flush setting needs one. `timeout_s` limits the wait for the append
-    lock.
-    """
+    """Function that writes batches, and requests a flush if the flush setting needs one. `timeout_s` limits the wait
+    for the append lock."""
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written: ...
 
@@ -45,32 +45,37 @@ class WrittenItem(Protocol):
 
 
 class DiskState(Protocol):
-    """Reports how far the disk has come."""
+    """Reports up to which log offset data is durable."""
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """True if everything before `end_offset` is as durable as the flush setting promises.
+        """Return True if everything before `end_offset` is as durable as the flush setting promises.
 
-        StoreFailedError: the disk failed, so the bytes cannot become durable any more. `late`: the caller asks for the
-        last time.
+        Raises StoreFailedError if the disk failed, so that the bytes cannot become durable any more. `late`: this is
+        the caller's last check before it reports a timeout.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAcks:
-    """The copies that an append on a master waits for, once it is on the master's own disk."""
+    """The copies on replicas that an append on a master waits for, after the append is on the master's own
+    disk."""
 
-    # The error for an append that waits while too few replicas are in sync, raised before a write. None if enough are.
+    # The error to raise before an append that waits is written, because too few replicas are in sync. None if enough
+    # are in sync.
     not_enough: InSyncReplicasError | None
-    # Returns True if enough replicas have the log before an offset. Does not block; raises if they never will have it.
+    # Returns True if enough replicas have the log up to a given offset. Does not block. Raises if the replicas can
+    # never get that far.
     has_copies: Callable[[int], bool]
-    # The longest wait for the copies.
+    # The longest wait for the copies on replicas, in seconds.
     timeout_s: float
 
 
 class StartedAppend:
-    """Written batches whose results may have to wait for the disk or for replicas. For one thread at a time.
+    """Written batches whose results may have to wait for the disk or for replicas. Only one thread at a time may use
+    this object.
 
-    `on_disk(now_s)` is called once, when a wait for the disk ends; with None if the disk has failed.
+    `on_disk` is called once, when a wait for the disk ends: with the time (time.monotonic), or with None if the disk
+    has failed.
     """
 
     __slots__ = ("_acks", "_batches", "_disk", "_end_offset", "_on_disk", "_results", "deadline_s")
@@ -85,23 +90,23 @@ class StartedAppend:
         deadline_s: float,
         on_disk: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`disk` and `acks`: what the batches wait for; None if they do not wait for it. `deadline_s`: the first
-        deadline.
-        """
+        """`disk` and `acks` report what the batches wait for; each is None if the batches do not wait for it.
+        `deadline_s`: the first deadline, for the disk if there is one to wait for."""
         self._results, self._end_offset = written
         self._batches, self._disk, self._acks, self._on_disk = batches, disk, acks, on_disk
         self.deadline_s = deadline_s
         """The latest time (time.monotonic) of the next call of `settle`.
 
-        The deadline moves once: when the wait for the disk ends and the wait for the replicas begins.
+        The deadline changes once: when the wait for the disk ends and the wait for the replicas begins.
         """
 
     def settle(self, now_s: float) -> list[AppendResult] | None:
-        """One result for each batch once they are as durable as asked for, or time is up; else None. Does not block.
+        """Return one result for each batch if all are durable enough or the deadline has passed; else None. Does not
+        block.
 
-        A batch that waits has the status FLUSH_DISK_TIMEOUT if the disk was too slow, FLUSH_SLAVE_TIMEOUT if the
-        replicas were. StoreFailedError: the disk failed, and it is unknown what is stored. Errors of `acks` are raised
-        too. Do not call `settle` again after it returned results or raised an error.
+        A batch that waits gets the status FLUSH_DISK_TIMEOUT if the disk was too slow, and FLUSH_SLAVE_TIMEOUT if the
+        replicas were too slow. Raises StoreFailedError if the disk failed: it is unknown what is stored. Also raises
+        the errors of `acks`. Do not call `settle` again after it returned results or raised an error.
         """
         disk, acks = self._disk, self._acks
         if disk is not None:
@@ -130,7 +135,7 @@ class StartedAppend:
             self._on_disk(now_s)
 
     def _degrade(self, status: SendStatus) -> None:
-        """Set this status in the results of the batches that waited in vain."""
+        """Set this timeout status in the results of the batches that wait (wait_store_msg_ok)."""
         self._results = [
             replace(result, status=status) if batch.wait_store_msg_ok else result
             for result, batch in zip(self._results, self._batches, strict=True)
@@ -138,7 +143,7 @@ class StartedAppend:
 
 
 class SettledAppend(StartedAppend):
-    """A StartedAppend that waits for nothing."""
+    """A StartedAppend whose results are final, so that nobody has to wait."""
 
     __slots__ = ()
 
@@ -150,9 +155,8 @@ class SettledAppend(StartedAppend):
 
 
 def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
-    """True if one of the batches waits. Raises InSyncReplicasError if one waits while too few replicas are in sync
-    (`acks`).
-    """
+    """Return True if one of the batches waits to become durable. Raises InSyncReplicasError if a batch waits while too
+    few replicas are in sync (`acks`)."""
     for batch in batches:
         if batch.wait_store_msg_ok:
             if acks is not None and acks.not_enough is not None:
@@ -162,21 +166,23 @@ def waits_for(batches: Sequence[WrittenItem], acks: ReplicaAcks | None) -> bool:
 
 
 class AppendProgress:
-    """Notifies the owners of started appends that their appends may be settled now. Thread-safe."""
+    """Notifies the owners of started appends when the disk or a replica has advanced, so that they call `settle`.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()
-        # The number of calls of `notify`.
+        # The number of `notify` calls so far.
         self._moves = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     def add_listener(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, which any thread may call after each progress. It must not block."""
+        """Register `callback`, which is called after each progress of the disk or of a replica, from any thread. The
+        callback must not block."""
         with self._moved:
             self._listeners = (*self._listeners, callback)
 
     def notify(self) -> None:
-        """Report progress that appends may wait for: the disk flushed or failed, or a replica has a copy."""
+        """Notify the waiting appends that the disk flushed or failed, or that a replica has a copy."""
         with self._moved:
             self._moves += 1
             self._moved.notify_all()
@@ -185,10 +191,11 @@ class AppendProgress:
             callback()
 
     def wait_settled(self, started: StartedAppend) -> list[AppendResult]:
-        """Wait until `started` is settled, and return its results. Raises as `StartedAppend.settle` does."""
+        """Wait until the results of `started` are final, and return them. Raises the errors of
+        `StartedAppend.settle`."""
         while True:
             moves, now_s = self._moves, time.monotonic()
-            # Call `settle` without the lock: it may wait for a thread that is about to call `notify`.
+            # Call `settle` without holding the lock: `settle` may wait for a thread that is about to call `notify`.
             results = started.settle(now_s)
             if results is not None:
                 return results

@@ -1,9 +1,9 @@
-"""Adds to a batch the bytes that this store needs in its records: for an IPv6 store host, and for the property CRC.
+"""Add the bytes that this store needs to the records of a batch: for an IPv6 store host and for the property CRC.
 
-A producer encodes its records before it knows which store receives them, and sends the same bytes to another store
-after a failover. So the store adds its own bytes. It also returns each message's physical offset, which the producer
-cannot compute from the sizes of its own records. A store that needs neither does not use this module:
-`MessageStore.open` chooses.
+A producer encodes its records before it knows which store receives them, and after a failover it sends the same bytes
+to another store. So each store adds its own bytes. This module also returns each message's physical offset, because the
+producer cannot compute these offsets from the sizes of its own records. A store that adds no bytes does not use this
+module.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from storage.append.durability import WriteBatches, Written
 
 
 class FittedWrite:
-    """Fits batches before `write` gets them, and adds to the results the offsets that the producer cannot compute."""
+    """Adds this store's bytes to batches before `write` gets the batches, and completes the results with physical
+    offsets."""
 
     def __init__(
         self, write: WriteBatches, *, property_crc: bool, ipv6_store_host: bool, on_refused: Callable[[], None]
     ) -> None:
-        """Fit batches for the property CRC, for an IPv6 store host, or for both. `on_refused` is called if a batch is
-        refused.
-        """
+        """Choose what is added to each batch: the property CRC, room for an IPv6 store host, or both. `on_refused` is
+        called if a batch is refused."""
         self._write, self._on_refused = write, on_refused
         self._property_crc, self._ipv6_store_host = property_crc, ipv6_store_host
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Fit and write `batches`. Raises MessageIllegalError as `fit_batch` does, before anything is written."""
+        """Add the needed bytes to `batches` and write them. Raises MessageIllegalError as `fit_batch` does, before
+        anything is written."""
         try:
             fitted = [
                 fit_batch(batch, property_crc=self._property_crc, ipv6_store_host=self._ipv6_store_host)
@@ -58,9 +59,9 @@ class FittedWrite:
 
 
 def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool) -> EncodedBatch:
-    """Return `batch` with the bytes that this store needs; `batch` itself if it has them already.
+    """Return `batch` with the bytes that this store needs, or `batch` itself if the bytes are already present.
 
-    Raises MessageIllegalError if the batch was not made by `encode_batch`, or if its properties get too long.
+    Raises MessageIllegalError if the batch was not made by `encode_batch`, or if its properties become too long.
     """
     if property_crc:
         validate_batch(batch)
@@ -69,9 +70,8 @@ def fit_batch(batch: EncodedBatch, *, property_crc: bool, ipv6_store_host: bool)
 
 
 def name_offsets(result: AppendResult, sent: EncodedBatch, stored: EncodedBatch) -> AppendResult:
-    """Return `result` with each message's physical offset, if the offsets follow from the sizes of `stored`, not
-    `sent`.
-    """
+    """Return `result` with each message's physical offset, if the offsets follow from the record sizes of `stored` but
+    not of `sent`."""
     if stored is sent or len(sent) == 1 or result.physical_offsets is not None or result.physical_offset < 0:
         return result
     starts = result.physical_offset + np.cumsum(stored.sizes, dtype=np.int64) - stored.sizes
@@ -91,10 +91,11 @@ def with_ipv6_store_host(batch: EncodedBatch) -> EncodedBatch:
     starts = np.cumsum(batch.sizes, dtype=np.int64) - batch.sizes
     # Insert 12 zeros before each 4-byte store host, which makes it 16 bytes long.
     records = np.insert(np.frombuffer(batch.records, np.uint8), np.repeat(starts + host_offset, IPV6_EXTRA), 0)
-    # Record i moves by the bytes that the i records before it have gained.
+    # Record i moves by the bytes that were inserted into the i records before it.
     starts += np.arange(len(starts)) * IPV6_EXTRA
     sizes = batch.sizes + np.int32(IPV6_EXTRA)
-    # Each record's first field is its size. The flag of the longer host is in the last byte of the flags.
+    # Update two fields of each record: the size, which comes first, and the IPv6 flag in the last byte of the sys
+    # flags.
     windows(records, 4)[starts] = sizes.astype(">i4").view("V4")
     records[starts + SYS_FLAG_OFFSET + 3] |= SYS_FLAG_STORE_HOST_IPV6
     return replace(batch, records=records.tobytes(), sizes=sizes)

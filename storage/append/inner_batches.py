@@ -1,9 +1,10 @@
-"""Writes inner batches: one record of many messages, and one unit in the batch queue of its topic and queue id.
+"""Write inner batches. An inner batch is one record of many messages, with one unit in the batch queue of its topic and
+queue id.
 
-The append (appender.py) has planned where the record goes and made the files. Here the record gets the queue offset of
-its first message, in its header and as text in INNER_BASE (raymq.records.format.inner_batch_encode); the queue and the
-dedup table advance by the number of its messages. A retry sends the same record, so either all of its messages are
-stored or none.
+The append (appender.py) has already planned the record's place and created the files. This module writes the queue
+offset of the first message into the record: in its header, and as text in INNER_BASE
+(raymq.records.format.inner_batch_encode). The queue and the dedup table advance by the number of messages. A retry
+sends the same record, so either all of its messages are stored or none.
 """
 
 from __future__ import annotations
@@ -38,16 +39,15 @@ def message_count(batch: EncodedBatch) -> int:
 
 
 class InnerBatchWriter:
-    """Writes the inner batches of one store. Used under the append lock."""
+    """Writes the inner batches of one store. The caller holds the append lock."""
 
     def __init__(self, parts: StoreParts, store_host: bytes) -> None:
         self._log, self._queues, self._dedup, self._visibility = parts.log, parts.queues, parts.dedup, parts.visibility
         self._store_host = store_host
 
     def queue(self, topic: str, queue_id: int) -> BatchConsumeQueue:
-        """Return the batch queue; make it if it does not exist. MessageIllegalError if the queue holds single
-        messages.
-        """
+        """Return the batch queue of a topic and queue id, and create it if it does not exist. Raises
+        MessageIllegalError if the queue contains single messages."""
         queue = self._queues.get_or_create_batch(topic, queue_id)
         if queue is None:
             raise MessageIllegalError(
@@ -59,9 +59,8 @@ class InnerBatchWriter:
     def write(
         self, checked: CheckedBatch, queue: BatchConsumeQueue, physical_offset: int, store_timestamp_ms: int
     ) -> AppendResult:
-        """Write an inner batch to `physical_offset` of the log, in existing files, and write its unit. OSError: the
-        disk failed.
-        """
+        """Write an inner batch at `physical_offset` of the log, in existing files, and write its queue unit. Raises
+        OSError if the disk failed."""
         batch, records, base_offset = checked.batch, checked.records, queue.next_offset
         stamp = partial(_stamp, base_position(records), base_offset, physical_offset, store_timestamp_ms)
         self._log.write(
@@ -77,7 +76,7 @@ class InnerBatchWriter:
     def stored(self, queue: BatchConsumeQueue, queue_offset: int, store_timestamp_ms: int) -> AppendResult:
         """Build the result for an inner batch that an earlier send stored at `queue_offset`.
 
-        If retention has deleted the batch, its physical offset is -1 and its time is `store_timestamp_ms`.
+        If retention has deleted the batch, its physical offset is -1 and its store time is `store_timestamp_ms`.
         """
         unit = queue.holder_of(queue_offset)
         where = (-1, store_timestamp_ms) if unit is None else (unit.physical_offset, unit.store_timestamp_ms)
@@ -92,6 +91,7 @@ def _stamp(
     store_host: bytes,
     record: bytearray | memoryview,
 ) -> None:
-    """Fill in the fields that only the store can set. The property CRC comes last, because it covers the others."""
+    """Write into an inner batch's record the fields that only the store can set. The property CRC is last, because it
+    covers the other fields."""
     put_base(record, position, base_offset)
     stamp_one(base_offset, physical_offset, store_timestamp_ms, store_host, record)

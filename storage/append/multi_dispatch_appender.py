@@ -1,10 +1,10 @@
-"""The appender of a store with multi-dispatch: it also puts messages into the other queues that they name.
+"""The appender of a store with multi-dispatch: it also puts messages into the other queues that the messages name.
 
 A store has this appender if enable_lmq and enable_multi_dispatch are on (`open_appender`).
-storage.dispatch.multi_dispatch describes such a record. Queue offsets are fixed only under the append lock, and the
-record holds them as text. So each of these records gets its last property, and its final size, under the lock, before
-anything is written. Their units are written after those of their own queues; recovery rebuilds units that a crash
-loses.
+storage.dispatch.multi_dispatch describes the records. Queue offsets are fixed only under the append lock, and a
+multi-dispatch record contains its queue offsets as text. So each multi-dispatch record gets its last property, and its
+final size, under the lock, before anything is written. Queue units for the other queues are written after the units of
+the messages' own queues. Recovery rebuilds the units that a crash loses.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 def open_appender(
     parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
 ) -> Appender:
-    """Open the appender that the settings of the store need."""
+    """Open the kind of appender that the store's settings need."""
     settings = parts.settings
     multi_dispatch = settings.enable_lmq and settings.enable_multi_dispatch
     kind = MultiDispatchAppender if multi_dispatch else Appender
@@ -56,7 +56,7 @@ def open_appender(
 
 
 class MultiDispatchAppender(Appender):
-    """An Appender that also puts messages into the queues that their INNER_MULTI_DISPATCH names."""
+    """An Appender that also puts messages into the queues that their property INNER_MULTI_DISPATCH names."""
 
     def __init__(
         self, parts: StoreParts, recovered: Recovered, *, store_host: bytes, clock_ms: Callable[[], int]
@@ -65,13 +65,13 @@ class MultiDispatchAppender(Appender):
         self._new_multi_append = partial(MultiAppend, parts.settings, parts.queues, parts.log, self.record_max_bytes)
 
     def prepare(self, batches: Sequence[EncodedBatch]) -> Callable[[], list[AppendResult]]:
-        """Prepare an append as `Appender.prepare` does, also for a single message that names other queues."""
+        """Prepare an append as `Appender.prepare` does. A single message that names other queues does not take the fast
+        path."""
         return partial(self.append, self.check(batches))
 
     def append(self, batches: Sequence[CheckedBatch]) -> list[AppendResult]:
-        """Append `batches` as `Appender.append` does. Also raises MessageIllegalError as `dispatch` and `count_units`
-        do.
-        """
+        """Append `batches` as `Appender.append` does. Also raises the MessageIllegalError of `dispatch` and
+        `count_units`."""
         stored = self._stored_before(batches)
         multi = self._new_multi_append()
         rests = [
@@ -84,9 +84,8 @@ class MultiDispatchAppender(Appender):
         return results
 
     def deliver(self, source: Source | None, deliveries: Sequence[Delivery]) -> list[Delivered]:
-        """Deliver as `Appender.deliver` does. A message that cannot enter the queues it names goes to its own queue
-        only.
-        """
+        """Deliver due messages as `Appender.deliver` does. A message that cannot enter the queues it names is put into
+        its own queue only."""
         multi = self._new_multi_append()
         deliveries = [_dispatched_delivery(multi, item) for item in deliveries]
         plan, ends = self._plan_deliveries(deliveries)
@@ -98,7 +97,8 @@ class MultiDispatchAppender(Appender):
 
 
 def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
-    """Return the batch with the offsets of its messages in other queues; the batch itself if no message names one."""
+    """Return the batch with its messages' offsets in other queues added, or the batch itself if no message names
+    another queue."""
     sent = replace(checked.batch, records=checked.records)
     batch = multi.dispatch(sent)
     if batch is sent:
@@ -107,7 +107,8 @@ def _dispatched(multi: MultiAppend, checked: CheckedBatch) -> CheckedBatch:
 
 
 def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
-    """Return the delivery with its offsets in other queues; the delivery itself if it names none."""
+    """Return the delivery with its offsets in other queues added, or the delivery itself if it names no other
+    queue."""
     columns = np.array([len(item.record)], np.int32), np.array([item.tags_code], np.int64)
     sent = EncodedBatch(item.topic, item.queue_id, item.record, *columns, None, ())
     batch = multi.dispatch(sent, must=False)
@@ -115,33 +116,33 @@ def _dispatched_delivery(multi: MultiAppend, item: Delivery) -> Delivery:
 
 
 class MultiAppend:
-    """The units that one append adds to other queues. Used under the append lock.
+    """The queue units that one append adds to queues other than the messages' own. The caller holds the append lock.
 
     Call `dispatch` for each batch in write order, then `count_units`, then `write_units`.
     """
 
     def __init__(self, settings: StoreSettings, queues: QueueTable, log: CommitLog, record_max_bytes: int) -> None:
         self._queues, self._log = queues, log
-        # The largest size of a record including its offsets in other queues.
+        # Maximum size in bytes of a record, including the text of its offsets in other queues.
         self._record_max_bytes = min(record_max_bytes, settings.max_message_size_bytes)
-        # The most light queues that the store may have.
+        # Maximum number of light queues (RocketMQ's LMQ) in the store.
         self._max_queues = settings.max_lmq_consume_queue_num
-        # The batches of this append, with their offsets in other queues.
+        # The batches of this append, with their messages' offsets in other queues.
         self._batches: list[EncodedBatch] = []
-        # For each other queue, its messages in order: the index of the batch, and the row in that batch.
+        # For each other queue, the messages that this append adds, in order: index of the batch, and row in the batch.
         self._rows: dict[QueueKey, list[tuple[int, int]]] = {}
-        # For each other queue that a message names, its next offset before this append.
+        # For each other queue that a message names: the queue's next offset before this append.
         self._firsts: dict[QueueKey, int] = {}
 
     def dispatch(self, batch: EncodedBatch, *, must: bool = True) -> EncodedBatch:
-        """Return `batch` with the offsets of its messages in other queues.
+        """Return `batch` with its messages' offsets in other queues added to the records.
 
         Returns `batch` itself if no message names another queue, and for an inner batch, whose messages are in no other
         queue.
 
-        Raises MessageIllegalError for a name that a light queue cannot have, for too many queues, and for a record that
-        gets too long; the append must be given up then. With `must=False` nothing is raised: the batch goes to its own
-        queue only, and an error is logged.
+        Raises MessageIllegalError if a light queue cannot have a given name, if there are too many queues, or if a
+        record becomes too long. After this error the caller must abandon the append. With `must=False` nothing is
+        raised: an error is logged, and the batch is put into its own queue only.
         """
         data = bytes(batch.records)
         rows: dict[QueueKey, list[int]] = {}
@@ -164,10 +165,10 @@ class MultiAppend:
         return batch
 
     def count_units(self) -> list[tuple[ConsumeQueue, int]]:
-        """Return the queues that get units, and how many each. MessageIllegalError if the append also sends to one of
-        them.
+        """Return the other queues that get units, with the number of units. Raises MessageIllegalError if the append
+        also sends to one of these queues directly.
 
-        Such a queue's units would be out of order.
+        The units of a queue that gets both kinds of messages would be out of order.
         """
         for batch in self._batches:
             if len(batch) and (batch.topic, batch.queue_id) in self._rows:
@@ -178,11 +179,10 @@ class MultiAppend:
         return [(self._queue(key), len(rows)) for key, rows in self._rows.items()]
 
     def write_units(self, spans: Sequence[Sequence[AppendSpan]]) -> list[ConsumeQueue]:
-        """Write the units of the batches, which are written to these spans of the log. Returns the queues that got
-        units.
-        """
+        """Write the queue units for the other queues, after the batches were written to `spans` of the log. Returns the
+        queues that got units."""
         queues = []
-        # For each batch the physical offset of each of its records.
+        # For each batch: the physical offset of each of its records.
         starts = [
             starts_of(batch_spans, batch.sizes.astype(np.int64))
             for batch_spans, batch in zip(spans, self._batches, strict=True)
@@ -198,14 +198,15 @@ class MultiAppend:
         return queues
 
     def _queue(self, key: QueueKey) -> ConsumeQueue:
-        """Return the queue `key`. A new queue begins at the offset that `_end_of` returned."""
+        """Return the queue with the key `key`. A new queue begins at the offset that `_end_of` returned."""
         queue = self._queues.get_or_create(*key)
         if not queue.exists and self._firsts[key]:
             queue.start_at(self._firsts[key])
         return queue
 
     def _with_offsets(self, batch: EncodedBatch, data: bytes, rows: dict[QueueKey, list[int]]) -> EncodedBatch:
-        """Return `batch`, whose records are `data`, with its offsets. Adds each queue's rows to `rows`."""
+        """Return `batch`, whose records are `data`, with its messages' offsets in other queues. Adds the rows that each
+        queue gets to `rows`."""
         ends = record_ends(batch.sizes)
         fields = find_fields(np.frombuffer(data, np.uint8), ends - batch.sizes)
         records: list[bytes] = []
@@ -230,15 +231,17 @@ class MultiAppend:
         return replace(batch, records=b"".join(records), sizes=sizes)
 
     def _offset_in(self, key: QueueKey, rows: dict[QueueKey, list[int]]) -> int:
-        """Return the offset of the next message in the queue `key`, after the messages of this append."""
+        """Return the offset of the next message in the queue `key`, counting the messages that this append already adds
+        to the queue."""
         if key not in self._firsts:
             self._firsts[key] = self._end_of(key)
         return self._firsts[key] + len(self._rows.get(key, ())) + len(rows.get(key, ()))
 
     def _end_of(self, key: QueueKey) -> int:
-        """Return the next offset of the queue `key`, also if the queue is new (QueueTable.first_light_offset).
+        """Return the next offset of the queue `key`, even if the queue does not exist yet
+        (QueueTable.first_light_offset).
 
-        Raises MessageIllegalError if no light queue can have this key.
+        Raises MessageIllegalError if no light queue (RocketMQ's LMQ) can have this key.
         """
         name = key[0]
         if not name.startswith(LMQ_PREFIX) or not can_be_queue(name) or self._queues.holds_batches(*key):
@@ -259,9 +262,8 @@ class MultiAppend:
         return self._queues.first_light_offset(self._log.min_offset, self._log.end_offset)
 
     def _record(self, head: bytes, properties: bytes) -> bytes:
-        """Build a record from `head`, the bytes before its properties, and new properties. MessageIllegalError if too
-        long.
-        """
+        """Build a record from `head`, the bytes before its properties, and new properties. Raises MessageIllegalError
+        if the record is too long."""
         size = len(head) + len(properties)
         if len(properties) > MAX_PROPERTIES_BYTES or size > self._record_max_bytes:
             raise MessageIllegalError(
@@ -274,8 +276,8 @@ class MultiAppend:
 
 def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
     """Return the physical offset of each record of a batch that was written to `spans` of the log."""
-    # First compute offsets as if all records lay back to back from 0; then move each span's records to the span's
-    # place.
+    # First compute offsets as if all records were back to back from 0; then move each span's records to the span's
+    # physical offset.
     starts = np.cumsum(sizes) - sizes
     for span in spans:
         part = slice(span.first, span.last)
@@ -284,7 +286,7 @@ def starts_of(spans: Sequence[AppendSpan], sizes: Ints) -> Ints:
 
 
 def _put_in(properties: bytes, offsets: str) -> bytes:
-    """Insert these offsets after the other properties, and before the bytes of a property CRC."""
+    """Append the property with these queue offsets to the properties, but before the bytes of a property CRC."""
     end = len(properties) - PROPERTY_CRC_LENGTH if is_sealed(properties) else len(properties)
     pieces = [*filter(None, properties[:end].split(b"\x02")), _OFFSETS_MARK + offsets.encode(), properties[end:]]
     return b"\x02".join(pieces)

@@ -1,9 +1,9 @@
-"""RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1): they refuse messages before anything is written.
+"""RocketMQ's put checks, in RocketMQ's order (spec/storage.md §1). They refuse messages before anything is written.
 
-`refuse_store` checks the store, `refuse_batch` the messages; the first check that fails decides the status. Some of
-RocketMQ's checks are left out because the messages they refuse never reach the store: a topic or a body that a Message
-cannot have (raymq.records.format.encode refuses the bytes), and delays, which a producer files in their own queue
-before it sends (raymq.common.delay), as batches too.
+`refuse_store` checks the store, and `refuse_batch` checks the messages. The first check that fails decides the status.
+Some of RocketMQ's checks are left out because the messages they refuse never reach the store. A topic or body that a
+Message cannot have is refused by raymq.records.format.encode. A producer puts delayed messages, also in batches, into
+their own queue before it sends them (raymq.common.delay).
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ from storage.dispatch.half_messages import HALF_QUEUE_ID
 from storage.log.commit_log import CommitLog
 
 RECORD_OVERHEAD_MAX_BYTES: Final = 64 * 1024
-"""The most bytes that a record may have beside its body."""
+"""Maximum number of bytes that a record may have in addition to its body."""
 BUSY_MAX_MS: Final = 10_000_000
-"""RocketMQ's bound: an append that takes longer does not count as a busy disk."""
+"""RocketMQ's upper bound: an append that already takes longer than this many ms does not count as a sign of a busy
+disk."""
 _INNER: Final = b"INNER_"
-"""The prefix of INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
+"""The common prefix of the property names INNER_NUM, INNER_BASE and INNER_MULTI_DISPATCH."""
 _INNER_NUM: Final = f"{PROPERTY_INNER_NUM}\x01".encode()
 _MULTI_OFFSETS: Final = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 _SPECIAL_FLAGS: Final = SYS_FLAG_INNER_BATCH | SYS_FLAG_TRANSACTION_MASK
@@ -86,7 +87,8 @@ class PutMessageStatus(Enum):
 
     @property
     def send_status(self) -> SendStatus | None:
-        """The status that a producer gets if the messages are stored; None if this status means that they are not."""
+        """The status that a producer receives if the messages are stored; None if this status means that the messages
+        are not stored."""
         return _SEND_STATUS.get(self)
 
 
@@ -112,16 +114,16 @@ _ERRORS: Final[dict[PutMessageStatus, type[RaymqError]]] = {
 class Refusal:
     """The reason why a put is refused."""
 
-    # The status that RocketMQ answers.
+    # The status that RocketMQ returns for the refused put.
     status: PutMessageStatus
-    # The reason, and what to do.
+    # The reason of the refusal, and what to do.
     text: str
-    # The error that raymq raises.
+    # The error that raymq raises for the refused put.
     error: RaymqError
 
 
 def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None = None) -> Refusal:
-    """Build a refusal with the error that belongs to its status, or with an error of type `kind`."""
+    """Build a refusal with the error type that belongs to `status`, or with an error of type `kind`."""
     return Refusal(status, text, (kind or _ERRORS[status])(text))
 
 
@@ -129,19 +131,20 @@ def refusal(status: PutMessageStatus, text: str, kind: type[RaymqError] | None =
 class StoreState:
     """The state of a store that decides whether it accepts puts."""
 
-    # The store's directory, for the error text.
+    # The store's directory, used in error texts.
     root: str
     closed: bool
-    # Why the store must not be written (spec §9); empty if it may be.
+    # The reason why the store must not be written (spec §9); empty if the store is writable.
     not_writable_reason: str
-    # How long the current append has held the append lock; 0 if no append holds it.
+    # How long the current append has held the append lock, in ms; 0 if no append holds the lock.
     append_ms: int
-    # The longest that an append may hold the lock before others are refused (os_page_cache_busy_timeout_ms).
+    # How long an append may hold the append lock, in ms, before other appends are refused
+    # (os_page_cache_busy_timeout_ms).
     busy_timeout_ms: int
 
 
 def refuse_store(state: StoreState) -> Refusal | None:
-    """Return the refusal of every put by a store in this state; None if the store takes messages."""
+    """Return the refusal that every put to a store in this state gets; None if the store accepts messages."""
     if state.closed:
         return refusal(PutMessageStatus.SERVICE_NOT_AVAILABLE, f"the store {state.root} is closed")
     if state.not_writable_reason:
@@ -156,9 +159,9 @@ def refuse_store(state: StoreState) -> Refusal | None:
 
 
 def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_bytes: int) -> Refusal | None:
-    """Return the refusal of a batch with these facts; None if it may be stored.
+    """Return the refusal of a batch with these facts; None if the batch may be stored.
 
-    `max_message_size_bytes` limits a body; `record_max_bytes` limits a record, which has to fit into a file.
+    `max_message_size_bytes` limits a body. `record_max_bytes` limits a record, which must fit into one file.
     """
     messages, longest_record, longest_body, longest_properties, sys_flags, first_properties, _ = facts
     if may_be_special(sys_flags, first_properties):
@@ -184,17 +187,16 @@ def refuse_batch(facts: BatchFacts, *, max_message_size_bytes: int, record_max_b
 
 
 def may_be_special(sys_flags: int, first_properties: bytes) -> bool:
-    """False if neither transaction, inner-batch nor multi-dispatch checks concern a batch with these first properties.
+    """Return False if the batch needs none of the checks for transactions, inner batches and multi-dispatch.
 
-    `sys_flags` are the batch's sys flags, `first_properties` the properties of its first record.
+    `sys_flags` are the batch's sys flags. `first_properties` are the properties of its first record.
     """
     return bool(sys_flags & _SPECIAL_FLAGS) or _INNER in first_properties
 
 
 def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> Refusal | None:
-    """Check records of transactions, inner batches, and records that hold offsets in other queues, for
-    `refuse_batch`.
-    """
+    """Check, for `refuse_batch`, transaction records, inner batches, and records that contain offsets in other
+    queues."""
     if sys_flags & SYS_FLAG_INNER_BATCH and (messages > 1 or sys_flags & SYS_FLAG_TRANSACTION_MASK):
         return refusal(PutMessageStatus.MESSAGE_ILLEGAL, "an inner batch is sent alone, and in no transaction")
     if sys_flags & SYS_FLAG_INNER_BATCH and not count_messages(first_properties):
@@ -218,11 +220,11 @@ def _refuse_special(messages: int, sys_flags: int, first_properties: bytes) -> R
 
 
 def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_message_size_bytes: int) -> Refusal | None:
-    """Return the refusal of records one of whose bodies cannot be read; None if all bodies can be read.
+    """Return the refusal of records if one of the bodies cannot be read; None if all bodies can be read.
 
     The records have passed the other checks and begin at `starts`. A body that is not compressed can always be read.
-    `inner`: the number of messages in an inner batch, which is one record and must hold that many items; 0 for records
-    of one message each.
+    `inner`: the number of messages in an inner batch, which is one record and must contain that many items; 0 for
+    records of one message each.
     """
     view = memoryview(records)
     for number, start in enumerate(starts):
@@ -235,8 +237,8 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
             if not inner:
                 check_compressed(view[body_at:body_end], sys_flag, max_bytes=max_message_size_bytes)
             else:
-                # A producer joins messages up to 4 MiB in all, whatever the size limit of a single message in this
-                # store.
+                # Allow at least 4 MiB: a producer joins messages up to this size, even if the store's limit for a
+                # single message is lower.
                 most = max(max_message_size_bytes, MAX_MESSAGE_SIZE_BYTES) + RECORD_OVERHEAD_MAX_BYTES
                 _check_items(decompress(view[body_at:body_end], sys_flag, max_bytes=most), inner)
         except RecordError as error:
@@ -249,24 +251,25 @@ def refuse_bodies(records: Buffer, starts: Sequence[int], *, inner: int, max_mes
 
 
 def _check_items(body: bytes, messages: int) -> None:
-    """Raise RecordError unless the decompressed body of an inner batch holds `messages` messages."""
+    """Raise RecordError if the decompressed body of an inner batch does not contain exactly `messages`
+    messages."""
     found = count_items(body)
     if found != messages:
         raise RecordError(f"an inner batch of {messages} messages holds {found}")
 
 
 class HalfFacts(NamedTuple):
-    """The facts of one half message that the put checks need."""
+    """The properties and queue id of one half message (a message of an open transaction), for the put checks."""
 
     properties: Mapping[str, str]
     queue_id: int
 
 
 def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: int, settings: StoreSettings) -> None:
-    """Check messages for a topic of transactions (names.py): all must be half messages that this store accepts.
+    """Check that messages for a transaction topic (names.py) are all half messages that this store accepts.
 
-    Raises MessageIllegalError or NoPermissionError if they are not. Raises SystemBusyError if `waiting`, the number of
-    half messages without an outcome, is too high.
+    Raises MessageIllegalError or NoPermissionError if a message is refused. Raises SystemBusyError if too many half
+    messages are still neither committed nor rolled back (`waiting`).
     """
     if topic != HALF_TOPIC:
         raise MessageIllegalError(f"only the store itself writes to {topic}; nothing was stored")
@@ -284,7 +287,7 @@ def refuse_transactional(topic: str, halves: Sequence[HalfFacts], *, waiting: in
 
 
 def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
-    """Raise MessageIllegalError or IllegalNameError unless these are the properties of a half message."""
+    """Raise MessageIllegalError or IllegalNameError if these are not the properties of a valid half message."""
     group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
     real_queue_id = properties.get(PROPERTY_REAL_QUEUE_ID, "")
     complete = properties.get(PROPERTY_TRANSACTION_PREPARED) == "true" and group and topic
@@ -298,11 +301,12 @@ def _check_half(properties: Mapping[str, str], queue_id: int) -> None:
 
 
 SpaceCheck = Callable[[int], None]
-"""Raises if this many bytes must not be written now. Called under the append lock, before anything is written."""
+"""A check that raises if the given number of bytes must not be written now. Called under the append lock, before
+anything is written."""
 
 
 def space_checks(settings: StoreSettings, log: CommitLog) -> list[SpaceCheck]:
-    """Return the checks that a store with these settings makes before it writes to `log`."""
+    """Return the space checks that a store with these settings runs before it writes to `log`."""
     if not settings.fast_fail_if_no_buffer_in_store_pool:
         return []
 

@@ -1,8 +1,8 @@
-"""The write gate of a store: admits one writer at a time, while writing is allowed, and tracks how much is durable.
+"""The write gate of a store: admits one writer at a time while writing is allowed, and tracks how much data is durable.
 
-How writers take turns, when a write is refused, and who requests a flush belongs here; how long an append waits for the
-flush is decided in durability.py. A failure of the disk closes the gate until the store is reopened: nobody can say any
-more what is on the disk, so nothing may be acknowledged.
+This module decides the order of writers, when a write is refused, and who requests a flush. durability.py decides how
+long an append waits for the flush. A disk failure closes the gate until the store is reopened: the content of the disk
+is then unknown, so nothing may be acknowledged.
 """
 
 from __future__ import annotations
@@ -28,52 +28,54 @@ T = TypeVar("T")
 
 
 class WriteGate:
-    """The write gate of one store, with the threads that flush and commit its log. Thread-safe."""
+    """The write gate of one store, with the threads that flush and commit the store's log. Thread-safe."""
 
     def __init__(
         self, parts: StoreParts, flags: RunningFlags, polls: LongPolls, on_stored: Callable[[int], None] | None = None
     ) -> None:
-        """Start the threads.
+        """Start the flush and commit threads.
 
-        `on_stored` is called with the log offset up to which all is as durable as the settings promise. It decides what
-        consumers see (`show`); without `on_stored` consumers see all of that at once. The flush thread calls it. With
-        ASYNC_FLUSH the writer calls it under the append lock; with a transient store pool, the commit thread calls it.
+        `on_stored` is called with the log offset up to which all data is as durable as the settings promise. It decides
+        what consumers see (`show`). Without `on_stored` consumers see all of that data at once. The flush thread calls
+        `on_stored`. With ASYNC_FLUSH the writer calls it under the append lock; with a transient store pool, the commit
+        thread calls it.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._log, self._visibility, self._append_lock = parts.log, parts.visibility, parts.append_lock
-        # The reasons against writing, and the fetches that wait for messages.
+        # The flags that forbid writing, and the long polls that wait for messages.
         self._flags, self._polls = flags, polls
-        # True if a write is durable once it is flushed; false if once it is in the files.
+        # True if a write counts as durable after a flush; False if a write counts as durable once it is in the files.
         self.is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # Settings that may change while the store is open; read at each use.
+        # Settings may change while the store is open, so they are read at each use.
         self._settings = settings
-        # With ASYNC_FLUSH and without a pool, consumers may see everything that is written.
+        # With ASYNC_FLUSH and without a transient store pool, consumers may see everything that is written.
         written_is_stored = not self.is_sync and not parts.log.has_pool
         self._on_stored = on_stored or (self._show_all if written_is_stored else self.show)
-        # When the current writer got the append lock (time.monotonic); 0 if no writer has it.
+        # The time at which the current writer got the append lock (time.monotonic); 0 if no writer holds the lock.
         self._entered_s = 0.0
-        # True once the store closes; set by the store, under the append lock.
+        # True once the store is closing. The store sets this flag under the append lock.
         self.closed = False
-        # The disk's failure, which is final; empty if the disk has not failed.
+        # Error text of the disk failure, which is final; empty if the disk has not failed.
         self.failure = ""
-        # Called once, by the thread that finds the failure, after `failure` is set. It must not block.
+        # Called once, by the thread that detects a disk failure, after `failure` is set. It must not block.
         self.on_failure: Callable[[], None] | None = None
-        # Called by the writer, without the append lock, after something was written. It must not block.
+        # Called by each writer after it wrote something and released the append lock. It must not block.
         self.on_written: Callable[[], None] | None = None
-        # Notified by each flush that appends may wait for, and by a failure.
+        # Notified after each flush that appends may wait for, and after a disk failure.
         self.progress = AppendProgress()
         self._flush = FlushService(
             parts.log,
             settings,
             on_flushed=self._on_flushed,
-            # With SYNC_FLUSH the flush thread reports progress itself.
+            # With SYNC_FLUSH the flush thread itself notifies waiting appends.
             on_failed=self._fail_quietly if self.is_sync else self.fail,
             on_progress=self.progress.notify if self.is_sync else lambda: None,
         )
         self._commit: CommitService | None = None
         if parts.log.has_pool:
-            # With `on_stored`, appends wait for other replicas, and so for the commit: a late commit would delay them.
+            # With `on_stored`, appends wait for other replicas. Replicas get only committed data, so a late commit
+            # would delay the appends.
             self._commit = CommitService(
                 parts.log,
                 settings,
@@ -84,30 +86,31 @@ class WriteGate:
 
     @property
     def timeout_s(self) -> float:
-        """The longest wait for the append lock and the flush together, if a call gives no other timeout."""
+        """Default timeout in seconds for the append lock and the flush together."""
         return self._settings.sync_flush_timeout_ms / 1000
 
     @property
     def is_disk_critical(self) -> bool:
-        """True if the disk is too full for chunks of messages."""
+        """True if the disk is too full to store log chunks that contain messages."""
         return self._flags.any_set and bool(self._flags.bits & RunningFlag.DISK_CRITICAL)
 
     @property
     def stored_offset(self) -> int:
-        """The log offset up to which everything is as durable as the settings promise."""
+        """The log offset up to which all data is as durable as the settings promise."""
         return self._log.flushed_offset if self.is_sync else self._log.committed_offset
 
     def write(
         self, write: Callable[[], T], timeout_s: float | None = None, against: RunningFlag = AGAINST_APPENDS
     ) -> tuple[T, int]:
-        """Call `write` under the append lock and, with SYNC_FLUSH, request a flush without waiting for it.
+        """Call `write` under the append lock and, with SYNC_FLUSH, request a flush without waiting for the flush.
 
         Returns the result of `write`, and the end of the log after the write (for `is_durable`, `wait_durable`).
         `timeout_s` (default: sync_flush_timeout_ms) limits the wait for the lock. `against`: the flags that forbid this
         write.
 
-        Raised before anything is written: SystemBusyError, ServiceNotAvailableError (closed), StoreNotWritableError.
-        StoreFailedError: the disk failed during the write, and it is unknown what is stored.
+        Raises, before anything is written: SystemBusyError if the lock takes too long, ServiceNotAvailableError if the
+        store is closed, StoreNotWritableError if the store must not be written. Raises StoreFailedError if the disk
+        failed during the write: it is unknown what is stored.
         """
         if not self._append_lock.acquire(blocking=False):
             self._wait_for_turn(timeout_s, against)
@@ -137,9 +140,10 @@ class WriteGate:
         return result, end_offset
 
     def _wait_for_turn(self, timeout_s: float | None, against: RunningFlag) -> None:
-        """Take the append lock, which another writer has.
+        """Wait for the append lock while another writer holds it, and take it.
 
-        Raises SystemBusyError if that takes too long, or would. Raises the other errors of `require_writable` at once.
+        Raises SystemBusyError if the wait takes too long, or would take too long. Raises the other errors of
+        `require_writable` at once.
         """
         self.require_writable(against)
         queue_wait_ms = self._settings.wait_time_in_send_queue_ms
@@ -151,9 +155,8 @@ class WriteGate:
             )
 
     def is_durable(self, end_offset: int, *, late: bool) -> bool:
-        """True if everything before `end_offset` is as durable as promised (`DiskState`). With ASYNC_FLUSH written is
-        enough.
-        """
+        """Return True if everything before `end_offset` is as durable as promised (`DiskState`). With ASYNC_FLUSH,
+        written data counts as durable."""
         if not self.is_sync or self._flush.is_flushed(end_offset):
             return True
         if self._flush.failed or (late and self.failure):
@@ -161,18 +164,17 @@ class WriteGate:
         return False
 
     def wait_durable(self, end_offset: int) -> bool:
-        """Wait until everything before `end_offset`, which was written, is as durable as the settings promise.
+        """Wait until everything before `end_offset`, which is already written, is as durable as the settings promise.
 
-        Returns False if the disk takes longer than sync_flush_timeout_ms. Raises StoreFailedError as `is_durable` does.
+        Returns False if the disk takes longer than sync_flush_timeout_ms. Raises StoreFailedError if the disk failed.
         """
         if self.is_sync:
             self._flush.wait_for(end_offset, self.timeout_s)
         return self.is_durable(end_offset, late=True)
 
     def require_writable(self, against: RunningFlag = AGAINST_APPENDS) -> None:
-        """Raise the error of the put checks if the store takes no writes now (put_check.py). `against`: the forbidding
-        flags.
-        """
+        """Raise the error of RocketMQ's put checks (put_check.py) if the store accepts no writes now. `against`: the
+        flags that forbid this write."""
         if not (self.closed or self.failure or self._entered_s or self._flags.any_set):
             return
         reason = self._flags.reason_against(against)
@@ -180,7 +182,7 @@ class WriteGate:
             reason = f"{self.failure}; the store takes no more appends until it is opened again"
         entered_s = self._entered_s
         append_ms = int((time.monotonic() - entered_s) * 1000) if entered_s else 0
-        # If the writer holds the lock for longer, other writers are refused.
+        # If a writer holds the lock for longer than this limit, other writers are refused.
         busy_ms = self._settings.os_page_cache_busy_timeout_ms
         refused = refuse_store(StoreState(str(self._root), self.closed, reason, append_ms, busy_ms))
         if refused is not None:
@@ -192,7 +194,7 @@ class WriteGate:
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
 
     def require_readable(self) -> None:
-        """Raise ServiceNotAvailableError if the store is closed, or must not be read now."""
+        """Raise ServiceNotAvailableError if the store is closed, or if a flag forbids reading."""
         self.require_open()
         if not self._flags.readable:
             raise ServiceNotAvailableError(f"the store {self._root} must not be read now")
@@ -202,9 +204,9 @@ class WriteGate:
         return self._flush.wait_for(end_offset, self.timeout_s)
 
     def flush_all(self) -> int:
-        """Flush everything written so far, and return its end.
+        """Flush everything written so far, and return the log offset up to which the log is flushed.
 
-        ServiceNotAvailableError: the disk takes longer than sync_flush_timeout_ms, or failed.
+        Raises ServiceNotAvailableError if the flush takes longer than sync_flush_timeout_ms, or if the disk failed.
         """
         end_offset = self._log.end_offset
         if not self.wait_flushed(end_offset):
@@ -212,21 +214,22 @@ class WriteGate:
         return end_offset
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Register `callback`, called by any thread once `failure` is set; at once if it is set already.
+        """Register `callback`, which any thread may call once the disk has failed. If the disk has failed already, call
+        it now.
 
-        It must not block.
+        The callback must not block.
         """
         self.on_failure = callback
         if self.failure:
             callback()
 
     def fail(self, error: OSError | StoreError) -> None:
-        """Close the gate for good because the disk failed: nothing may be acknowledged after that."""
+        """Close the gate permanently because the disk failed: nothing may be acknowledged after that."""
         self._fail_quietly(error)
         self.progress.notify()
 
     def _fail_quietly(self, error: OSError | StoreError) -> None:
-        """Close the gate as `fail` does, but without notifying `progress`: the flush thread does that itself."""
+        """Close the gate as `fail` does, but do not notify `progress`: the flush thread notifies it."""
         if not self.failure:
             self.failure = f"the disk of {self._root} failed: {error}"
             logger.error("%s; the store refuses appends until it is reopened", self.failure)
@@ -234,7 +237,7 @@ class WriteGate:
                 self.on_failure()
 
     def close(self) -> None:
-        """Commit and flush a last time, unless the disk has failed, and end the threads. Idempotent."""
+        """Commit and flush for the last time, unless the disk has failed, and stop the threads. Idempotent."""
         if self._commit is not None:
             self._commit.close()
         self._flush.close()
@@ -247,9 +250,10 @@ class WriteGate:
             self._on_stored(end_offset)
 
     def show(self, end_offset: int) -> None:
-        """Let consumers see the stored messages before `end_offset`, and wake fetches that wait for them.
+        """Let consumers see the stored messages before `end_offset`, and wake the long polls that wait for these
+        messages.
 
-        Called by one thread at a time.
+        Only one thread at a time may call this method.
         """
         self._show_all(min(end_offset, self.stored_offset))
 

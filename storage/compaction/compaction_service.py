@@ -1,10 +1,11 @@
-"""Compacts the queues of topics whose cleanup.policy is COMPACTION, from time to time, in a thread of its own.
+"""Compacts the queues of topics whose cleanup.policy is COMPACTION, periodically, in its own thread.
 
-Each replica compacts its own queues. Retention keeps a message in the commit log until it is in its queue's compacted
-log. In a broker group of several replicas retention also keeps the log from the first message that is still the newest
-of its key: a replica that is added is filled from the log alone. A nearly full disk may lose those log files; the
-messages stay in the compacted logs that have them. A damaged record is in no compacted log: the log is kept from that
-record on in the same way, until the record is mended.
+Each replica compacts its own queues. Retention keeps a message in the commit log until the message is in its queue's
+compacted log. In a broker group of several replicas, retention also keeps the log from the first message that is still
+the newest of its key, because a replica that is added is filled from the log alone. If the disk is nearly full,
+retention may delete these log files; the messages stay in the compacted logs that already contain them. No compacted
+log contains a damaged record: retention keeps the log from that record on in the same way, until the record is
+repaired.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.topic_attributes import StoredAttributes
 
 BUSY_SHARE: Final = 0.2
-"""The share of the time in which the thread works during a compaction."""
+"""Share of the time in which the thread works during a compaction."""
 PAUSE_MAX_S: Final = 1.0
 COMPACTION_STOP_TIMEOUT_S: Final = 30.0
 
@@ -31,20 +32,21 @@ logger = logging.getLogger(__name__)
 
 
 class CompactionService:
-    """Keeps the compacted logs of one store. Thread-safe."""
+    """Maintains the compacted logs of one store. Thread-safe."""
 
     def __init__(self, parts: StoreParts, *, clock_ms: Callable[[], int], replicated: bool) -> None:
         """Open the compacted logs, and start the thread.
 
-        `replicated`: other replicas are filled from this store's log. StoreCorruptError: a compacted log is damaged.
+        `replicated`: True if other replicas are filled from this store's log. Raises StoreCorruptError if a compacted
+        log is damaged.
         """
         self._parts, self._clock_ms, self._replicated = parts, clock_ms, replicated
         self._attributes, self._attributes_lock = StoredAttributes(parts.config), threading.Lock()
-        # Held for a whole run, so that runs happen one at a time.
+        # Held for a whole run over the queues, so that compaction runs happen one at a time.
         self._run_lock = threading.Lock()
         self._stop = threading.Event()
-        # The end of the messages shown to consumers since the store was opened. Without replicas all messages count as
-        # shown.
+        # Physical offset up to which consumers have been shown messages since the store was opened. Without replicas
+        # all messages count as shown.
         self._shown_offset = 0 if replicated else sys.maxsize
         self._worked_from_s = time.monotonic()
         self._compactor = Compactor(parts, self.settled_offset, self._pause)
@@ -54,7 +56,7 @@ class CompactionService:
         self._thread.start()
 
     def run_once(self, now_ms: int) -> int:
-        """Compact each queue as far as possible. Returns the number of passes. Raises OSError, RaymqError."""
+        """Compact each queue as far as possible. Returns the number of passes. Raises OSError or RaymqError."""
         passes = 0
         with self._run_lock:
             self._worked_from_s = time.monotonic()
@@ -64,31 +66,34 @@ class CompactionService:
         return passes
 
     def blank_again(self) -> None:
-        """Blank again the units that recovery has rebuilt. OSError."""
+        """Blank the units of compacted-away messages again, after recovery has rebuilt the units from the log. Raises
+        OSError."""
         with self._run_lock:
             for queue in self._parts.queues.plain:
                 if queue.compacted is not None:
                     self._compactor.blank(queue, queue.compacted)
 
     def note_shown(self, physical_offset: int) -> None:
-        """Note that consumers are shown everything before an offset, so that every later master has it in its log."""
+        """Record that consumers may see all messages before a physical offset, so every later master has them in its
+        log."""
         self._shown_offset = max(self._shown_offset, physical_offset)
 
     def settled_offset(self) -> int:
-        """Return the end of the log that is on disk and that no change of the master can cut."""
+        """Return the physical offset up to which the log is on disk and no change of the master can cut the
+        log."""
         return min(self._parts.log.flushed_offset, self._shown_offset)
 
     def held_from(self) -> int:
-        """Return the physical offset of the first message that is not in its queue's compacted log yet.
+        """Return the physical offset of the first message that is not yet in its queue's compacted log.
 
-        Returns the log's end if every message is.
+        Returns the log's end if every message is in a compacted log.
         """
         return self._first_physical(lambda queue: 0 if queue.compacted is None else queue.compacted.end_offset)
 
     def reserved_from(self) -> int:
         """Return the physical offset from which other replicas, or readers of damaged records, need the log.
 
-        Returns the log's end if nobody needs the log, or no topic is compacted.
+        Returns the log's end if no replica and no reader needs the log, or no topic is compacted.
         """
         if self._replicated:
             return self._first_physical(lambda queue: 0)
@@ -101,7 +106,7 @@ class CompactionService:
         return start
 
     def close(self) -> None:
-        """Stop the thread, and give up a pass that runs. Idempotent."""
+        """Stop the thread, and abort a pass in progress. Idempotent."""
         self._stop.set()
         self._thread.join(COMPACTION_STOP_TIMEOUT_S)
 
@@ -118,7 +123,7 @@ class CompactionService:
         return start
 
     def _pause(self) -> bool:
-        """Leave most of the time to others. Returns False once the store closes."""
+        """Sleep, so that compaction uses only BUSY_SHARE of the time. Returns False once the store closes."""
         worked_s = time.monotonic() - self._worked_from_s
         stopped = self._stop.wait(min(worked_s * (1 / BUSY_SHARE - 1), PAUSE_MAX_S))
         self._worked_from_s = time.monotonic()

@@ -1,16 +1,16 @@
-"""Compacts one queue: a new generation of its compacted log, with the newest message of each key.
+"""Compacts one queue: writes a new generation of its compacted log, with the newest message of each key.
 
     the generation before, [0, end)  ─┐
                                       ├─▶ survivors ─▶ the next generation, [0, new end) ─▶ units of the others blanked
     the commit log, [end, new end)   ─┘
 
-Units that are blanked in the consume queue keep their offsets and point to no record, so consumers that read the files
-themselves skip them, too. The old content of a blanked unit is not needed. If recovery rebuilds units from the log,
+A unit that is blanked in the consume queue keeps its offset and points to no record, so consumers that read the files
+themselves skip the unit, too. Nothing needs the old content of a blanked unit. If recovery rebuilds units from the log,
 messages that are not the newest of their keys are visible until the next pass.
 
-A damaged record is not copied, replaces no other message of its key, and keeps its unit. Its bytes stay in the commit
-log, where readers get an error for it (CompactionService.reserved_from). Each pass checks the record again: once the
-record is mended, the pass takes it in.
+A damaged record is not copied, replaces no other message of its key, and keeps its unit. The record's bytes stay in the
+commit log, where readers get an error for the record (CompactionService.reserved_from). Each pass checks the record
+again; once the record is repaired, the pass adds the record to the compacted log.
 
 The rule of compaction: the newest message of each key stays, and every message without a key stays.
 """
@@ -51,17 +51,18 @@ from storage.queue.topic_attributes import SETTLED_MS
 logger = logging.getLogger(__name__)
 
 TOMBSTONE_KEPT_MS: Final = 86_400_000
-"""How long a tombstone stays. A reader that is at most this far behind learns that the key was deleted."""
+"""Time in ms for which a tombstone stays. A reader that lags by no more than this time learns that the key was
+deleted."""
 
 
 def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
     """Return a mask of the messages that stay, shape (n,).
 
-    `units` (COMPACTED_UNIT) are of one queue, ascending by queue offset. Of the messages with one key the last stays,
-    unless it is a tombstone older than TOMBSTONE_KEPT_MS.
+    `units` (COMPACTED_UNIT) belong to one queue, ascending by queue offset. Of the messages with the same key the last
+    stays, unless it is a tombstone older than TOMBSTONE_KEPT_MS.
     """
     high, low = units["key_high"], units["key_low"]
-    order = np.lexsort((low, high))  # stable: by offset within a key
+    order = np.lexsort((low, high))  # lexsort is stable: within a key, units stay ordered by offset
     is_last = np.ones(len(units), np.bool_)
     is_last[:-1] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
     newest = np.empty(len(units), np.bool_)
@@ -73,20 +74,20 @@ def survivors(units: NDArray[np.void], now_ms: int) -> NDArray[np.bool_]:
 
 
 PASS_MESSAGES: Final = 200_000
-"""The most messages of the commit log in one pass."""
+"""Maximum number of commit log messages that one pass compacts."""
 CHUNK_UNITS: Final = 512
 CHUNK_BYTES: Final = 1 << 20
 BLANKED_AT_ONCE: Final = 1000
-"""The most units that are blanked under one hold of the append lock."""
+"""Maximum number of units that are blanked while the append lock is held once."""
 PROPERTY_TOMBSTONE: Final = "TOMBSTONE"
-"""A user's property: "true" means that the key is deleted. RocketMQ uses an empty body instead."""
+"""Name of a user property: "true" means that the key is deleted. RocketMQ uses an empty body instead."""
 
 
 class Compactor:
     """Compacts queues of one store, one at a time.
 
-    `settled_offset` returns the end of the log that cannot be cut. `pause` is called between chunks of work, may wait,
-    and returns False if the work is to stop.
+    `settled_offset` returns the physical offset up to which no change of the master can cut the log. `pause` is called
+    between chunks of work, may wait, and returns False if the work must stop.
     """
 
     def __init__(self, parts: StoreParts, settled_offset: Callable[[], int], pause: Callable[[], bool]) -> None:
@@ -95,25 +96,26 @@ class Compactor:
         self._root = parts.settings.store_path_root_dir
 
     def load(self, queue: ConsumeQueue) -> None:
-        """Open the queue's compacted log, if it has one, without messages that are not, or no longer, in the queue.
+        """Open the queue's compacted log, if it exists, and leave out messages that are not, or no longer, in the
+        queue.
 
-        Called while the store opens. StoreCorruptError: the compacted log is damaged.
+        Called while the store opens. Raises StoreCorruptError if the compacted log is damaged.
         """
         directory = self._directory(queue)
         found = newest(directory) if directory.is_dir() else None
         if found is None:
             return
         if len(found.units) and self._queues.was_deleted_after(queue.key, int(found.units[-1]["physical_offset"])):
-            disk.remove_tree(directory)  # an earlier topic of this name left it
+            disk.remove_tree(directory)  # a deleted topic of the same name left this directory
             return
         if found.end_offset > queue.next_offset:
             found = self._cut(found, queue.next_offset)
         queue.compacted = found
 
     def compact(self, queue: ConsumeQueue, now_ms: int) -> bool:
-        """Compact the next messages of a queue that are old enough and settled.
+        """Compact the next messages of a queue that are old enough and before the settled offset.
 
-        Returns False if there are none, or if the work was given up. OSError.
+        Returns False if no such messages exist, or if the work was aborted. Raises OSError.
         """
         before = queue.compacted
         start = max(0 if before is None else before.end_offset, queue.min_offset)
@@ -144,7 +146,8 @@ class Compactor:
         return self._root / COMPACTION_DIR / queue.topic / str(queue.queue_id)
 
     def _cut(self, log: CompactedLog, end_offset: int) -> CompactedLog:
-        """Return the log without the messages from `end_offset` on, which the queue of a replica has lost."""
+        """Return the compacted log without the messages from `end_offset` on, which the queue of a replica has
+        lost."""
         logger.warning(
             "compacted log %s now ends at %d: its queue has lost the later messages", log.directory, end_offset
         )
@@ -162,7 +165,8 @@ class Compactor:
         return after
 
     def _read_units(self, queue: ConsumeQueue, start: int, end: int) -> NDArray[np.void] | None:
-        """Read the units of the records in [start, end) of a queue, with their keys. None if the work was given up."""
+        """Read the units of the records in [start, end) of a queue, with their keys. Returns None if the work was
+        aborted."""
         found: list[NDArray[np.void]] = []
         offset = start
         while offset < end:
@@ -178,9 +182,11 @@ class Compactor:
         return np.concatenate(found) if found else np.zeros(0, COMPACTED_UNIT)
 
     def _old(self, queue: ConsumeQueue, before: CompactedLog) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units of the previous generation, and a mask of the units to read from the commit log.
+        """Return the units of the previous generation, and a mask of the units whose records must be read from the
+        commit log.
 
-        The masked units' records were damaged and are mended now. Damaged records that left the commit log are omitted.
+        The mask selects records that were damaged and are repaired now. Damaged records that left the commit log are
+        omitted.
         """
         units = before.units.copy()
         in_log = np.zeros(len(units), np.bool_)
@@ -193,9 +199,9 @@ class Compactor:
         return units[~left], in_log[~left]
 
     def _read_unit(self, queue: ConsumeQueue, offset: int, *, is_known: bool = False) -> np.void:
-        """Return the unit of the record at an offset of a queue, with its key.
+        """Return the unit of the record at an offset of a queue, with the record's key.
 
-        Logs a damaged record, unless the caller knows that it is damaged.
+        Logs a damaged record, unless `is_known` states that the caller already knows of the damage.
         """
         found = np.zeros(1, COMPACTED_UNIT)
         unit, record = self._record_of(queue, offset)
@@ -219,7 +225,7 @@ class Compactor:
         return row
 
     def _record_of(self, queue: ConsumeQueue, offset: int) -> tuple[np.void, bytes | None]:
-        """Return the unit at an offset of a queue, and its record; the record is None if it is damaged."""
+        """Return the unit at an offset of a queue, and the unit's record; the record is None if it is damaged."""
         [unit] = units = queue.units(offset, 1)
         try:
             record = bytes(self._parts.reader.views(units)[0])
@@ -237,10 +243,10 @@ class Compactor:
         in_log: NDArray[np.bool_],
         end: int,
     ) -> CompactedLog | None:
-        """Write the kept units as the next generation, and make readers use it.
+        """Write the units that stay as the next generation, and switch readers to that generation.
 
-        Returns None if the work was given up, or the topic is deleted. `in_log`: a mask of the units whose records are
-        in the commit log; the other units' records are in the generation `before`.
+        Returns None if the work was aborted, or the topic is deleted. `in_log`: a mask of the units whose records are
+        in the commit log; the records of the remaining units are in the generation `before`.
         """
         rows = np.flatnonzero(stays)
         writer = NewGeneration(self._directory(queue), 1 if before is None else before.generation + 1)
@@ -271,11 +277,12 @@ class Compactor:
         return after
 
     def _is_present(self, queue: ConsumeQueue, end: int) -> bool:
-        """True if the queue was neither deleted nor cut since the pass read it."""
+        """True if the queue was neither deleted nor cut since the pass read the queue."""
         return self._queues.get(queue.topic, queue.queue_id) is queue and queue.next_offset >= end
 
     def blank(self, queue: ConsumeQueue, log: CompactedLog) -> bool:
-        """Blank the units of messages that the compacted log does not have. Returns False if the work was given up."""
+        """Blank the units of messages that the compacted log does not contain. Returns False if the work was
+        aborted."""
         kept = log.units["queue_offset"]
         offset = queue.min_offset
         while offset < log.end_offset:
@@ -297,7 +304,7 @@ class Compactor:
 def _key_of(record: bytes) -> tuple[int, int, int, int]:
     """Return a record's flags, store time, and the two halves of the hash of its key.
 
-    A record that cannot be read counts as one without a key.
+    An unreadable record counts as a record without a key.
     """
     try:
         view = dispatch_view(record)
@@ -313,7 +320,7 @@ def _key_of(record: bytes) -> tuple[int, int, int, int]:
 
 
 def _chunks(rows: NDArray[np.int64], sizes: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
-    """Split rows into parts of about CHUNK_BYTES of records."""
+    """Split row indices into chunks whose records have about CHUNK_BYTES together."""
     if not len(rows):
         return
     parts = np.cumsum(sizes[rows], dtype=np.int64) // CHUNK_BYTES

@@ -1,6 +1,7 @@
 """Puts inner-batch records into the batch consume queue of their topic and queue id.
 
-It is used for records that this store did not append itself: by recovery, and for another replica's chunks.
+Recovery, and the append of another replica's log chunks, use this module for records that this store did not append
+itself.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class QueueGapError(Exception):
-    """A queue lacks units of records that lie before the start of the walk."""
+    """A queue lacks units of records that lie before the start of the log scan."""
 
 
 def is_good_batch(view: DispatchView) -> bool:
-    """True if the record is an inner batch whose properties tell its base offset and its messages."""
+    """True if the record is an inner batch whose properties give its base offset and number of messages."""
     try:
         return bool(view.sys_flag & SYS_FLAG_INNER_BATCH and inner_batch(view))
     except RecordError:
@@ -29,15 +30,17 @@ def is_good_batch(view: DispatchView) -> bool:
 
 
 def belongs_to_batches(queues: QueueTable, view: DispatchView) -> bool:
-    """True if the record is a good inner batch, and its queue is one of them."""
+    """True if the record is a good inner batch, and its queue is a batch consume queue."""
     return queues.holds_batches(view.topic, view.queue_id) and is_good_batch(view)
 
 
 def put_batch(queues: QueueTable, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-    """Put a record at `physical_offset` into its batch queue, if it is not there; true if it was put.
+    """Put a record at `physical_offset` into its batch queue, if the queue lacks the record. Returns True if it was
+    put.
 
-    QueueGapError when records before it are missing in the queue, unless gaps may be filled: then those are lost. A
-    record that does not belong into such a queue (RocketMQ would not put it there either) is logged and put nowhere.
+    Raises QueueGapError if earlier records are missing in the queue and `may_fill_gaps` is False; if it is True, the
+    missing records are logged as lost. A record that does not belong into a batch queue (RocketMQ would not put it
+    there either) is logged and put into no queue.
     """
     name = f"{view.topic}:{view.queue_id}"
     try:

@@ -1,8 +1,8 @@
-"""Finds the producers of a block's records, and notes them in the dedup table and the delivery progress.
+"""Finds the producers of a block's records, and adds their sequences to the dedup table and the delivery progress.
 
-The result is as if the records were noted one by one. A delayed message that RocketMQ's scheduler delivered still has
-the sequence that its producer gave it in the queue where it waited. In the queue where it is now the sequence means
-nothing, and is not noted.
+The result is the same as if the records were added one by one. A delayed message that RocketMQ's scheduler delivered
+still carries the sequence that its producer assigned in the queue where the message waited. That sequence means nothing
+in the message's new queue, and is ignored.
 """
 
 from __future__ import annotations
@@ -27,39 +27,43 @@ from storage.dispatch.record_blocks import Block, was_moved
 class ProducerRange(NamedTuple):
     """Messages of one producer in one queue, with consecutive sequences at consecutive offsets."""
 
-    # The row of the last message in its block: the first field, so that ranges sort by it.
+    # Row of the range's last message in the block. It is the first field, so that ranges sort by it.
     last_row: int
-    # The producer, and the sequence of the first message.
+    # The producer, with the sequence of the range's first message.
     producer: ProducerSequence
     topic: str
     queue_id: int
-    # The queue offset of the first message.
+    # The queue offset of the range's first message.
     queue_offset: int
-    # The number of messages.
+    # The number of messages in the range.
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProducers:
-    """The producers of a block's records."""
+    """The producers of a block's records: ranges that producers sent, and messages that the scheduler
+    delivered."""
 
-    # Messages that producers sent, in the order of each range's last message.
+    # Ranges of messages that producers sent, ordered by each range's last message.
     ranges: list[ProducerRange]
-    # Messages that the scheduler delivered, in order: source, epoch and next offset (`DeliveryProgress.advance`).
+    # Messages that the scheduler delivered, in log order: source queue, epoch and next offset
+    # (`DeliveryProgress.advance`).
     delivered: list[tuple[Source, int, int]]
 
     @property
     def topics(self) -> set[str]:
-        """The topics that producers sent to."""
+        """Return the topics that the producers sent messages to."""
         return {sent.topic for sent in self.ranges}
 
     def fits_into(self, dedup: DedupTable) -> bool:
-        """True if the table can take all producers without forgetting one: otherwise their order would matter."""
+        """True if the table can add all producers without evicting a producer; an eviction would depend on the
+        producers' order."""
         return dedup.can_take(len({(sent.producer.producer_id, sent.topic, sent.queue_id) for sent in self.ranges}))
 
     def remember_in(self, dedup: DedupTable, deliveries: DeliveryProgress) -> None:
-        """Note the producers' messages in the table, and the scheduler's in the progress."""
-        # In the order of their last messages: so the table knows which producer was silent longest.
+        """Add the producers' messages to the dedup table, and the scheduler's messages to the delivery
+        progress."""
+        # Ranges are ordered by their last messages, so that the table evicts the producer that has been idle longest.
         for sent in self.ranges:
             dedup.record_messages(sent.producer, sent.topic, sent.queue_id, sent.messages, sent.queue_offset)
         for source, epoch, next_offset in self.delivered:
@@ -67,13 +71,13 @@ class BlockProducers:
 
 
 def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
-    """The producers of the records for which `counted` is true."""
+    """Find the producers of the records for which `counted` is true."""
     rows, codes, sequences, instances = block.producers
-    # For each instance the queue that it delivers from, if it is the scheduler.
+    # Per instance: the delay queue that the instance delivers from, or None if the instance is not the scheduler.
     sources = [delivery_source(producer_id) for producer_id, _ in instances]
     of_scheduler = np.array([source is not None for source in sources], bool)
     delivered = []
-    # The counted records of the scheduler, as indices into `rows`.
+    # Indices into `rows` of the counted records that the scheduler stored.
     for index in np.flatnonzero(of_scheduler[codes] & counted[rows]).tolist():
         code = int(codes[index])
         source = sources[code]
@@ -83,8 +87,8 @@ def producers_of(block: Block, counted: NDArray[np.bool_]) -> BlockProducers:
 
 
 def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: DeliveryProgress) -> None:
-    """Note the producer of one record, and of an inner batch that of all its messages. Without `dedup` only a record
-    that the scheduler delivered is noted."""
+    """Record the producer of a record; for an inner batch, the producer of all its messages. Without `dedup`, only a
+    record that the scheduler delivered is recorded."""
     producer = view.producer
     source = None if producer is None else delivery_source(producer.producer_id)
     if producer is not None and source is not None:
@@ -95,18 +99,19 @@ def remember_producer(view: DispatchView, dedup: DedupTable | None, deliveries: 
 
 
 def _ranges(block: Block, counted: NDArray[np.bool_], of_producer: NDArray[np.bool_]) -> Iterator[ProducerRange]:
-    """The counted messages of producers, as ranges. `of_producer` is true for instances that are not the scheduler."""
+    """Yield the counted messages of producers as ranges. `of_producer` is true for instances that are not the
+    scheduler."""
     rows, codes, sequences, instances = block.producers
-    # Only the counted records of producers.
+    # Keep only the counted records of producers.
     chosen = np.flatnonzero(of_producer[codes] & counted[rows])
     rows, codes, sequences = rows[chosen], codes[chosen], sequences[chosen]
     if not len(rows):
         return
     queues, offsets = block.queue_keys[rows], block.queue_offsets[rows]
-    # Sorted by queue, then producer, then row: the records of one range are neighbours.
+    # Sort by queue, then producer, then row, so that the records of one range are adjacent.
     order = np.lexsort((rows, codes, queues))
     rows, codes, sequences, queues, offsets = (column[order] for column in (rows, codes, sequences, queues, offsets))
-    # True where a record continues the range of the one before it; a range starts wherever it is false.
+    # True if a record continues the range of the previous record; False at the start of a range.
     goes_on = (np.diff(queues) == 0) & (np.diff(codes) == 0) & (np.diff(sequences) == 1) & (np.diff(offsets) == 1)
     firsts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     lasts = np.concatenate((firsts[1:], [len(rows)])) - 1

@@ -1,8 +1,9 @@
-"""Reads from the properties of thousands of records what recovery needs: tags, producers, moves.
+"""Reads the properties that recovery needs (tags, producers, earlier queues) from thousands of records at a time.
 
-Mostly by the shapes that the records share (raymq.records.kernels.property_shapes); where they share too few, from one
-text of all properties. Both say the same. On any doubt (a property that occurs twice, a number with other characters
-than digits) there is no result, and the caller has to read the records one by one.
+If enough records share the same property layouts, the values are read per layout
+(raymq.records.kernels.property_shapes). Otherwise they are read from one text that joins all properties. Both ways give
+the same result. If anything is doubtful (a property that occurs twice, a number with characters other than digits), the
+result is None, and the caller has to read the records one by one.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ _PRODUCER_NAMES: Final = (PROPERTY_PRODUCER_ID, PROPERTY_PRODUCER_EPOCH, PROPERT
 
 
 class Producers(NamedTuple):
-    """The producers of a block's records; one element of each array per record that has one."""
+    """The producers of a block's records. Each array has one element per record that has a producer."""
 
-    # The record's row in the block, ascending.
+    # The row in the block of each record that has a producer, ascending.
     rows: Ints
-    # The index of its producer's instance.
+    # The index of the record's producer in `instances`.
     codes: Ints
-    # Its sequence.
+    # The sequence that the producer gave the record.
     sequences: Ints
-    # The different instances: (producer id, epoch).
+    # The distinct producer instances: (producer id, epoch).
     instances: list[tuple[str, int]]
 
 
@@ -49,19 +50,20 @@ _NOBODY: Final = Producers(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zero
 
 
 class FoundProperties(NamedTuple):
-    """The properties of n records, as recovery needs them."""
+    """The properties of n records that recovery needs."""
 
-    # The code of each record's tags, 0 for a record without; shape (n,).
+    # The code of each record's tags, 0 for a record without tags; shape (n,).
     tags_codes: Ints
     producers: Producers
-    # True for records that waited in another queue before, or still wait in one.
+    # True for each record that waited in another queue before, or still waits in a delay queue.
     was_moved: NDArray[np.bool_]
-    # True if a record may name other queues (multi_dispatch.py).
+    # True if any record may name further queues (multi_dispatch.py).
     has_light_queue_units: bool
 
 
 def read_properties(data: Bytes, fields: FieldOffsets) -> FoundProperties | None:
-    """The properties of the records with these fields; None if the records have to be read one by one."""
+    """Read the properties of the records with these fields. Returns None if the records have to be read one by
+    one."""
     shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
     if shapes is None:
         return _found_in_texts(_PropertyTexts(data, fields), len(fields.starts))
@@ -84,8 +86,9 @@ def _found_in_shapes(shapes: list[PropertyShape], count: int) -> FoundProperties
 
 
 def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
-    """`_producers` of records in shapes."""
-    # The number of each instance, and per shape: the rows, the instances' numbers, the sequences.
+    """Find the producers of records that are grouped by property layout (`PropertyShape`). None if the records have to
+    be read one by one."""
+    # `numbers`: the number of each instance. `columns`, per shape: the rows, the instances' numbers, the sequences.
     numbers: dict[tuple[str, int], int] = {}
     columns: list[tuple[Ints, Ints, Ints]] = []
     for shape in shapes:
@@ -99,7 +102,7 @@ def _producers_in_shapes(shapes: list[PropertyShape]) -> Producers | None:
         epochs, epoch_codes = epoch.distinct()
         if sequences is None or not all(map(_is_number, epochs)):
             return None
-        # Each pair of a producer id and an epoch is an instance.
+        # Each pair of a producer id and an epoch is one producer instance.
         keys = id_codes * len(epochs) + epoch_codes
         pairs, codes = np.unique(keys, return_inverse=True) if keys.any() else (keys[:1], keys)
         instances = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
@@ -132,51 +135,55 @@ def _found_in_texts(properties: _PropertyTexts, count: int) -> FoundProperties |
 
 
 class _PropertyTexts:
-    """The properties of many records, in one text: pieces (name, 0x01, value), each followed by a separator."""
+    """The properties of many records, joined in one text of pieces (name, 0x01, value), each followed by a
+    separator."""
 
     def __init__(self, data: Bytes, fields: FieldOffsets) -> None:
-        # The text, and for each record where its properties end there.
+        # The joined text, and for each record the position in the text at which its properties end.
         self.text, self._row_ends = _join(data, fields.properties_at, fields.properties_size)
         self.bytes = np.frombuffer(self.text, np.uint8)
-        # Where each piece ends, at a separator, and where it starts, behind the one before.
+        # The end of each piece (a separator), and its start (after the previous separator).
         self._ends = np.flatnonzero(self.bytes == _SEPARATOR)
         self._starts = np.empty_like(self._ends)
         self._starts[0] = 0
         self._starts[1:] = self._ends[:-1] + 1
-        # The first four bytes of each piece as a number: most pieces are told apart by comparing those.
+        # The first four bytes of each piece as a number: comparing these numbers tells most pieces apart.
         self._beginnings = windows(self.bytes, 4)[self._starts].view(np.uint32)
 
     def has(self, name: str) -> bool:
-        """True if a record may have the property `name`; the name may also be a part of some other text."""
+        """True if a record may have the property `name`. May be a false positive: `name` may occur inside
+        another text."""
         return f"{name}\x01".encode() in self.text
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints] | None:
-        """The rows of the records that have `name`, and the start and end of each value in `text`.
+        """Return the rows of the records that have the property `name`, and the start and end of each value in `text`.
 
-        An empty value counts as none. None if a record has the property twice: then the last one counts, and the caller
-        has to read the records one by one.
+        An empty value counts as no value. Returns None if a record has the property twice: the last occurrence counts,
+        and the caller has to read the records one by one.
         """
         mark = f"{name}\x01".encode()
-        # Pieces that begin like the name; of those with a value, the ones that have the whole name.
+        # Find the pieces that begin with the name's first bytes. Of these pieces, keep those with the whole name and a
+        # value.
         pieces = np.flatnonzero(self._beginnings == np.frombuffer(mark, np.uint32, 1)[0])
         at, end = self._starts[pieces] + len(mark), self._ends[pieces]
         filled = at < end
         at, end = at[filled], end[filled]
         same = windows(self.bytes, len(mark))[at - len(mark)] == np.void(mark)
         at, end = at[same], end[same]
-        # The record of each value: the first whose properties end behind it.
+        # The record of each value is the first record whose properties end after the value.
         rows = np.searchsorted(self._row_ends, at, "right")
         return None if (rows[1:] == rows[:-1]).any() else (rows, at, end)
 
 
 def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]:
-    """The different texts among those from `at` to `end`, at least one, and for each the index of its own."""
+    """Return the distinct texts among the ranges `at` to `end` (at least one range), and for each range the index of
+    its text."""
     sizes, width = end - at, int((end - at).max())
-    # The texts that differ from the one before; all of them, unless they can be compared quickly.
+    # Indices of the texts that differ from the previous text. If the texts cannot be compared quickly, all indices.
     firsts = np.arange(len(at))
     if 0 < width <= _COMPARED_MAX_BYTES and int(at.max()) + width <= len(data):
-        # Neighbours are mostly alike: only where they differ a text is copied. Each row is a text, zeros behind its
-        # end.
+        # Adjacent texts are mostly equal: only a text that differs from the previous one is copied. Each row is a text,
+        # padded with zeros.
         texts = windows(data, width)[at].view(np.uint8).reshape(-1, width)
         if int(sizes.min()) < width:
             texts[np.arange(width) >= sizes[:, None]] = 0
@@ -191,12 +198,13 @@ def distinct_texts(data: Bytes, at: Ints, end: Ints) -> tuple[list[bytes], Ints]
 
 
 def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
-    """The texts of `sizes` bytes at `at` in one text, each followed by a separator or more, then 16 bytes for windows
-    that reach beyond the end; and for each where it ends there."""
+    """Join the texts of `sizes` bytes at the positions `at`, each followed by at least one separator. Returns the
+    joined text, and for each text its end in the joined text. The result has 16 more bytes for windows that reach
+    beyond the end."""
     ends, width = at + sizes, int(sizes.max()) + 1
     if width * len(at) <= 2 * (int(sizes.sum()) + len(at)) and int(ends.min()) >= width:
-        # Rows of equal width that end with the text and begin with separators: one copy for all, if they are not much
-        # longer than the texts.
+        # Copy rows of equal width in one operation, if the rows are not much longer than the texts. Each row begins
+        # with separators and ends with the text.
         rows = windows(data, width)[ends - width].view(np.uint8).reshape(-1, width)
         rows[np.arange(width) < (width - sizes)[:, None]] = _SEPARATOR
         return rows.tobytes() + b"\x02" + bytes(16), np.arange(width, width * len(at) + 1, width)
@@ -205,7 +213,8 @@ def _join(data: Bytes, at: Ints, sizes: Ints) -> tuple[bytes, Ints]:
 
 
 def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
-    """The code of each record's tags, 0 for a record without; None if a record has tags twice."""
+    """Return the code of each record's tags, 0 for a record without tags. None if a record has the tags
+    property twice."""
     found = properties.values(PROPERTY_TAGS)
     if found is None:
         return None
@@ -218,8 +227,8 @@ def _tags_codes(properties: _PropertyTexts, count: int) -> Ints | None:
 
 
 def _producers(properties: _PropertyTexts) -> Producers | None:
-    """The producers of the records; None if a record has some but not all of the three properties, has one twice, or
-    has a number with other characters than digits."""
+    """Find the producers of the records. Returns None if a record has only some of the three producer properties, has
+    one of them twice, or has a number with characters other than digits."""
     found = [properties.values(name) for name in _PRODUCER_NAMES]
     if any(values is None for values in found):
         return None
@@ -233,7 +242,7 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
     epochs, epoch_codes = distinct_texts(properties.bytes, epoch_at, epoch_end)
     if sequences is None or not all(map(_is_number, epochs)):
         return None
-    # Each pair of a producer id and an epoch is an instance, numbered by their indices.
+    # Each pair of a producer id and an epoch is an instance. Instances are numbered in the order of these pairs.
     pairs, codes = np.unique(id_codes * len(epochs) + epoch_codes, return_inverse=True)
     indices = [divmod(pair, len(epochs)) for pair in pairs.tolist()]
     instances = [(decode_utf8(ids[code]), int(epochs[epoch_code])) for code, epoch_code in indices]
@@ -241,12 +250,13 @@ def _producers(properties: _PropertyTexts) -> Producers | None:
 
 
 def _numbers(text: Bytes, at: Ints, end: Ints) -> Ints | None:
-    """The decimal numbers from `at` to `end` in the text; None if one is not all digits, or too long."""
+    """Parse the decimal numbers at the ranges `at` to `end` of the text. None if a number is too long or has characters
+    other than digits."""
     sizes = end - at
     numbers = np.zeros(len(at), np.int64)
     if sizes.max() > _DIGITS_MAX:
         return None
-    # Numbers of one length at a time: a row of digits each, times the powers of ten.
+    # Parse all numbers of one length together: multiply the matrix of their digits by the powers of ten.
     for size in np.unique(sizes).tolist():
         chosen = np.flatnonzero(sizes == size)
         digits = windows(text, size)[at[chosen]].view(np.uint8).reshape(-1, size) - np.uint8(ord("0"))

@@ -1,9 +1,9 @@
-"""The dedup table recognises a message that was sent twice, by the sequence that its producer gave it.
+"""The dedup table recognises a message that was sent twice, by the sequence that its producer assigned.
 
-A producer numbers the messages it sends to a queue; the numbers only grow, with gaps where it gave up. The three
-properties RMQ_PID, RMQ_EPOCH and RMQ_SEQ are in each record, so recovery can make the table again from the log; a
-snapshot (snapshot.py) spares it a long walk. The table is bounded: the producer that was silent longest is forgotten,
-and a very late repeat of its last batch would be stored again.
+A producer numbers the messages that it sends to a queue. The numbers only grow, with gaps for sends that the producer
+gave up. Each record carries the three properties RMQ_PID, RMQ_EPOCH and RMQ_SEQ, so recovery can rebuild the table from
+the log; a snapshot (snapshot.py) makes a long scan unnecessary. The table is bounded: it evicts the producer that has
+been idle longest, and a very late resend of that producer's last batch would be stored again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from raymq.common.errors import ClientStateError, MessageIllegalError
 from raymq.records.format.encode import ProducerSequence
 
 SEQUENCE_RANGES_KEPT: Final = 5
-"""The number of newest ranges that are remembered of a producer in a queue."""
+"""Number of newest sequence ranges that the table keeps per producer and queue."""
 
 Key = tuple[str, str, int]
-"""A producer id, a topic and a queue id."""
+"""Key of the table: a producer id, a topic and a queue id."""
 
 
 class ProducerRow(NamedTuple):
-    """One producer in one queue, as plain values."""
+    """The sequences of one producer in one queue, as plain values."""
 
     producer_id: str
     topic: str
     queue_id: int
     epoch: int
-    # (first sequence, next sequence, queue offset), the oldest range first.
+    # The sequence ranges, the oldest first. Each range is (first sequence, next sequence, queue offset).
     ranges: list[tuple[int, int, int]]
 
 
@@ -44,32 +44,33 @@ class _SequenceRange:
 
 @dataclass(slots=True)
 class _Producer:
-    """The newest messages of one producer in one queue, the oldest range first."""
+    """The epoch and newest sequence ranges of one producer in one queue, the oldest range first."""
 
     epoch: int
     ranges: list[_SequenceRange] = field(default_factory=list)
 
 
 class DedupTable:
-    """The newest sequences that each producer has stored in each queue. Used under the store's append lock."""
+    """The newest sequences that each producer has stored in each queue. Callers hold the store's append lock."""
 
     def __init__(self, max_producers: int) -> None:
         self._max_producers = max_producers
-        # The producer that was silent longest comes first.
+        # The producer that has been idle longest is first.
         self._producers: OrderedDict[Key, _Producer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def can_take(self, count: int) -> bool:
-        """True if `count` more producers fit without one being forgotten."""
+        """True if the table can add `count` more producers without evicting a producer."""
         return len(self._producers) + count <= self._max_producers
 
     def stored_prefix(self, sequence: ProducerSequence, topic: str, queue_id: int, count: int) -> list[int]:
-        """The queue offsets of the first messages of a batch that are stored already; empty for a new batch.
+        """Return the queue offsets of a batch's first messages if they are stored already; empty for a new batch.
 
-        ClientStateError when a newer instance of the producer wrote since (older epoch). MessageIllegalError when the
-        sequences are older than those remembered, so that nobody can say whether they are stored.
+        Raises ClientStateError if a newer instance of the producer has written since (the batch has an older epoch).
+        Raises MessageIllegalError if the sequences are older than the table's ranges, so the store cannot tell whether
+        the messages are stored.
         """
         producer = self._producers.get((sequence.producer_id, topic, queue_id))
         if producer is None or sequence.epoch > producer.epoch:
@@ -96,11 +97,11 @@ class DedupTable:
         return offsets
 
     def next_sequence(self, producer_id: str, epoch: int, topic: str, queue_id: int, end_offset: int) -> int:
-        """The sequence behind those that a producer, whose sequences have no gaps, has stored before `end_offset` of a
-        queue; 0 if it is not known there with this epoch.
+        """Return the sequence after the last one that a producer has stored before `end_offset` of a queue. Returns 0
+        if the table does not know the producer, with this epoch, in the queue.
 
-        ClientStateError when a newer instance of the producer wrote since. Of the messages at `end_offset` and behind
-        only those are left out that the newest ranges still name.
+        The producer's sequences must have no gaps. Raises ClientStateError if a newer instance of the producer has
+        written since. Messages at or after `end_offset` are excluded only if the newest ranges still contain them.
         """
         producer = self._producers.get((producer_id, topic, queue_id))
         if producer is None or epoch > producer.epoch:
@@ -117,9 +118,9 @@ class DedupTable:
     def record_messages(
         self, sequence: ProducerSequence, topic: str, queue_id: int, count: int, queue_offset: int
     ) -> None:
-        """Note that `count` messages, with the sequences from `sequence` on, were stored from `queue_offset` on.
+        """Record that `count` messages were stored from `queue_offset` on; `sequence` is the first message's.
 
-        Sequences that are known already, or of an older epoch, change nothing: recovery may walk records twice.
+        Sequences that are recorded already, or have an older epoch, change nothing: recovery may scan records twice.
         """
         key = (sequence.producer_id, topic, queue_id)
         producer = self._producers.get(key)
@@ -144,7 +145,7 @@ class DedupTable:
         del ranges[:-SEQUENCE_RANGES_KEPT]
 
     def rows(self) -> list[ProducerRow]:
-        """The whole table, the producer that was silent longest first."""
+        """Return the whole table; the producer that has been idle longest is first."""
         return [
             ProducerRow(
                 *key, value.epoch, [(one.first_sequence, one.next_sequence, one.queue_offset) for one in value.ranges]
@@ -153,21 +154,21 @@ class DedupTable:
         ]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all producers from the table."""
         self._producers.clear()
 
     def load_row(self, row: ProducerRow) -> None:
-        """Add a row that `rows` returned, as the one of the producer that sent last."""
+        """Add a row that `rows` returned. The row's producer then counts as the most recent sender."""
         ranges = [_SequenceRange(*one) for one in row.ranges]
         self._producers[row.producer_id, row.topic, row.queue_id] = _Producer(row.epoch, ranges)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the messages of a topic that was deleted: they are no longer stored."""
+        """Remove the sequences of a deleted topic, whose messages are no longer stored."""
         for key in [key for key in self._producers if key[1] == topic]:
             del self._producers[key]
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Forget the messages of a queue that was deleted: they are no longer stored."""
+        """Remove the sequences of a deleted queue, whose messages are no longer stored."""
         for key in [key for key in self._producers if key[1:] == (topic, queue_id)]:
             del self._producers[key]
 

@@ -1,5 +1,5 @@
-"""The progress of delivery in each delay queue (raymq.common.delay), in memory and on disk, and the codes of their
-units.
+"""The progress of delivery in each delay queue (raymq.common.delay), in memory and on disk, and the codes of the delay
+queues' units.
 
 On disk
     config/delayOffset.json     {"offsetTable": {"3": 17}}      level 3 is delivered up to offset 17 of its queue
@@ -7,11 +7,12 @@ On disk
                                 timer queue 5 is delivered up to the unit with this time and offset 17 - 1, in the
                                 order of (time, offset); no unit before offset 12 waits any more
 
-The files are a shortcut; the log has the rest. A record that the scheduler delivered names as its producer the queue
-it waited in, as its sequence its offset there, and as its epoch (from a timer queue) the unit's time. Each queue is
-delivered in one order, that of (epoch, sequence), and the log keeps that order: so the last delivered record in the log
-says that everything before it is delivered too, however far behind the files are. They are written only when the
-deliveries they count are on disk, and before the checkpoint moves past those. Hence each message is delivered once.
+The files are a shortcut; the log has newer progress. A record that the scheduler delivered has delivery data in its
+producer properties. The producer is the queue in which the message waited, the sequence is the message's offset in that
+queue, and the epoch (from a timer queue) is the unit's time. Each queue is delivered in the order of (epoch, sequence),
+and the log keeps that order. So the last delivered record in the log proves that everything before it is delivered too,
+even if the files are older. The files are written only after the deliveries that they count are on disk, and before the
+checkpoint moves past these deliveries. Hence each message is delivered once.
 """
 
 from __future__ import annotations
@@ -46,60 +47,61 @@ Source = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A due message, to be stored in the queue it is for."""
+    """A due message, to be stored in its destination queue."""
 
-    # The queue it is for.
+    # The destination queue.
     topic: str
     queue_id: int
-    # Its record there, not stamped yet. As its producer it names the queue where the message waited.
+    # The record in the destination queue, before its offsets and store time are set. Its producer property names the
+    # queue in which the message waited.
     record: bytearray
-    # The code of its unit there.
+    # The code of the message's unit in the destination queue.
     tags_code: int
-    # Its epoch and offset in the queue where it waited (`SourceProgress`).
+    # The message's epoch and offset in the queue in which the message waited (`SourceProgress`).
     epoch: int
     queue_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """The progress of one delay queue. All units up to the one with time `epoch` and offset `next_offset` - 1 are
-    delivered, in the order of (time, offset)."""
+    """The progress of one delay queue: in the order of (time, offset), all units are delivered up to and including the
+    unit with time `epoch` and offset `next_offset` - 1."""
 
-    # 0 in a queue whose order is that of the offsets.
+    # Time in ms of the last delivered unit; 0 in a queue that is delivered in the order of its offsets.
     epoch: int = 0
     next_offset: int = 0
-    # The offset before which no unit waits.
+    # The queue offset before which no unit waits for delivery.
     low: int = 0
 
 
 class DeliveryProgress:
-    """The progress of all delay queues. Changed under the store's append lock, and read there."""
+    """The progress of all delay queues. Callers hold the store's append lock to change or read it."""
 
     def __init__(self) -> None:
-        # The progress now, and what the files say of it.
+        # The current progress, and the progress that the files hold.
         self._table: dict[Source, SourceProgress] = {}
         self._saved: dict[Source, SourceProgress] = {}
 
     def get(self, source: Source) -> SourceProgress:
-        """The progress of a queue; that of a new one if nothing is known."""
+        """Return the progress of a queue; the progress of a new queue if none is recorded."""
         return self._table.get(source, SourceProgress())
 
     def advance(self, source: Source, epoch: int, next_offset: int) -> None:
-        """Note that the unit before `next_offset`, whose time is `epoch`, was delivered or given up. Never goes
-        back."""
+        """Record that the unit before `next_offset`, whose time is `epoch`, was delivered or given up. The progress
+        never moves backwards."""
         now = self.get(source)
         if (epoch, next_offset) > (now.epoch, now.next_offset):
             low = now.low if epoch else next_offset
             self._table[source] = SourceProgress(epoch, next_offset, low)
 
     def raise_low(self, source: Source, low: int) -> None:
-        """Note that no unit of a timer queue before `low` waits any more."""
+        """Record that no unit of a timer queue before `low` waits any more."""
         now = self.get(source)
         if low > now.low:
             self._table[source] = replace(now, low=low)
 
     def load(self, config: ConfigFiles) -> None:
-        """Read the files. StoreCorruptError when they are damaged."""
+        """Read the delivery progress from the files. Raises StoreCorruptError if a file is damaged."""
         for level, offset in _offset_table(config, DELAY_OFFSETS).items():
             self._table[SCHEDULE_TOPIC, level - 1] = SourceProgress(0, *_numbers(DELAY_OFFSETS, [offset, offset], 2))
         for queue_id, values in _offset_table(config, TIMER_OFFSETS).items():
@@ -107,18 +109,20 @@ class DeliveryProgress:
         self._saved = dict(self._table)
 
     def clamp_to_queues(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Correct offsets that lie beyond their queue's end, after recovery (spec §12: out of range → min or max)."""
+        """After recovery, lower offsets that lie beyond their queue's end to that end (spec §12: out of range → min or
+        max)."""
         ends = {(queue.topic, queue.queue_id): queue.next_offset for queue in queues}
         for source, known in list(self._table.items()):
             end = ends.get(source, 0)
             self._table[source] = SourceProgress(known.epoch, min(known.next_offset, end), min(known.low, end))
 
     def unsaved(self) -> dict[Source, SourceProgress] | None:
-        """A copy of the table to give to `save` once the log is on disk up to here; None if nothing changed."""
+        """Return a copy of the table, which `save` may write once the log up to its present end is on disk. Returns
+        None if nothing changed."""
         return dict(self._table) if self._table != self._saved else None
 
     def save(self, table: dict[Source, SourceProgress], config: ConfigFiles) -> None:
-        """Write the files; on return they are on disk."""
+        """Write the progress to the files; on return it is on disk."""
         for name, topic in ((DELAY_OFFSETS, SCHEDULE_TOPIC), (TIMER_OFFSETS, TIMER_TOPIC)):
             rows = {queue_id: value for (row_topic, queue_id), value in sorted(table.items()) if row_topic == topic}
             if rows == {queue_id: value for (row_topic, queue_id), value in self._saved.items() if row_topic == topic}:
@@ -132,7 +136,8 @@ class DeliveryProgress:
         self._saved = table
 
     def pinned_physical_offset(self, queues: Iterable[ConsumeQueue]) -> int | None:
-        """The physical offset of the first record that waits, by the progress that is on disk; None if none waits."""
+        """Return the physical offset of the first waiting record, by the progress on disk; None if no record
+        waits."""
         first = None
         for queue in queues:
             if is_waiting_topic(queue.topic):
@@ -168,10 +173,10 @@ def _damaged(name: str) -> StoreCorruptError:
 def waiting_codes(
     source: Source, deliver_at_ms: NDArray[np.int64], store_timestamp_ms: int, levels_ms: tuple[int, ...]
 ) -> NDArray[np.int64]:
-    """The codes of units whose records are stored now in `source` (raymq.common.delay.waiting_code computes it for one
-    record).
+    """Return the codes of units whose records are stored now in the delay queue `source`.
 
-    `deliver_at_ms` matters in the timer queues only.
+    `deliver_at_ms` matters in the timer queues only. raymq.common.delay.waiting_code computes the code of a single
+    record.
     """
     topic, queue_id = source
     if topic == TIMER_TOPIC and queue_id not in (TIMER_ROLL_QUEUE, TIMER_RECALL_QUEUE):

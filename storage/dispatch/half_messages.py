@@ -1,18 +1,19 @@
-"""The half messages that have no outcome yet, and the outcomes of the last ones that do.
+"""Tracks the half messages that have no outcome yet, and the most recent outcomes.
 
-A half message is a record of the half topic: a message of a transaction before its producer has said how that ended.
-One more record ends it, and which one says how:
+A half message is a record of the half topic: a message of a transaction whose producer has not yet sent the outcome.
+One more record ends the transaction, and that record's kind gives the outcome:
 
     the final message, with the commit bit, in its real topic      committed
     an op record (tag `d`, body `3,17,`: offsets in the half queue) rolled back
     a record of TRANS_CHECK_MAX_TIME_TOPIC                          given up
 
-So the end of a transaction is one append, and there is no moment at which half of it is done. A check appends the half
-message anew, with a raised TRANSACTION_CHECK_TIMES; the copy has the same transaction id, and takes its place here.
+So one append ends a transaction, and the end can never be half done. A check appends the half message again, with a
+raised TRANSACTION_CHECK_TIMES; the copy has the same transaction id and replaces the original in this table.
 
-All of this is derived from the log alone: recovery and replicas get the same table. RocketMQ also wants an op record
-for each finished half message, which it would check again otherwise. `unwritten_ops` are the offsets that have none so
-far; the store writes them many at a time (storage.transactions.service), and losing some loses nothing.
+The table is derived from the log alone, so recovery and replicas build the same table. RocketMQ also expects an op
+record for each finished half message, and would check the half message again without it. `unwritten_ops` holds the
+offsets that have no op record so far. The store writes these op records many at a time (storage.transactions.service),
+and losing some loses no data.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from raymq.records.format.layout import (
 )
 
 ENDED_REMEMBERED_MAX: Final = 32_768
-"""The outcomes that are remembered, to recognise an END that comes again."""
+"""Maximum number of outcomes kept, to recognise a repeated request to end a transaction."""
 OP_TAG: Final = "d"
-"""The tag of op records."""
+"""Tag of op records."""
 HALF_QUEUE_ID: Final = 0
 
 
 class Outcome(IntEnum):
-    """How a transaction has ended."""
+    """The outcome of a transaction."""
 
     COMMITTED = 1
     ROLLED_BACK = 2
@@ -58,7 +59,8 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A half message without an outcome: its newest record, and the queue offsets of the ones before, in order."""
+    """A half message without an outcome: its newest record, and the queue offsets of its earlier records, in
+    order."""
 
     transaction_id: str
     producer_group: str
@@ -69,24 +71,24 @@ class HalfMessage:
     born_ms: int
     stored_ms: int
     check_times: int
-    # The text of CHECK_IMMUNITY_TIME_IN_SECONDS, if the message has it.
+    # Value of CHECK_IMMUNITY_TIME_IN_SECONDS as text, if the message has this property.
     immunity: str | None
     earlier: tuple[int, ...]
 
     @property
     def first_queue_offset(self) -> int:
-        """The queue offset of its first record."""
+        """Queue offset of the half message's first record."""
         return self.earlier[0] if self.earlier else self.queue_offset
 
     @property
     def queue_offsets(self) -> tuple[int, ...]:
-        """The queue offsets of all its records."""
+        """Queue offsets of all records of the half message."""
         return (*self.earlier, self.queue_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedTransaction:
-    """The outcome of a transaction, and the record that says so."""
+    """The outcome of a transaction, and the position of the record that gives the outcome."""
 
     outcome: Outcome
     topic: str
@@ -97,32 +99,34 @@ class EndedTransaction:
 
 
 class HalfMessages:
-    """The table of one store's half messages. Changed and read under the store's append lock."""
+    """The half messages of one store. Callers hold the store's append lock to change or read the table."""
 
     def __init__(self) -> None:
-        # By transaction id, in the order of their newest records.
+        # Half messages without an outcome, by transaction id, in the order of their newest records.
         self.open: dict[str, HalfMessage] = {}
-        # The ids of open ones by the offsets of all their records.
+        # Transaction ids of open half messages, by the queue offset of each of their records.
         self._by_offset: dict[int, str] = {}
-        # The last outcomes by transaction id, the oldest first.
+        # The most recent outcomes by transaction id, the oldest first.
         self._ended: dict[str, EndedTransaction] = {}
-        # Offsets of finished half messages that no op record names.
+        # Queue offsets of finished half messages that no op record names.
         self.unwritten_ops: dict[int, None] = {}
-        # Outcomes noted since the store was opened.
+        # Number of outcomes recorded since the store was opened.
         self.counts = dict.fromkeys(Outcome, 0)
 
     def ended(self, transaction_id: str) -> EndedTransaction | None:
-        """The outcome of a transaction; None if it has none, or it is not remembered any more."""
+        """Return the outcome of a transaction; None if it has no outcome, or the table no longer keeps the
+        outcome."""
         return self._ended.get(transaction_id)
 
     def clear(self) -> None:
-        """Forget everything, because the log is read again from its start."""
+        """Empty the table, because the log is read again from its start."""
         for table in (self.open, self._by_offset, self._ended, self.unwritten_ops):
             table.clear()
         self.counts = dict.fromkeys(Outcome, 0)
 
     def note(self, view: DispatchView, record: Buffer) -> None:
-        """Note a record of the log, whose bytes are `record`. The records have to come in the order of the log."""
+        """Update the table from a record of the log, whose bytes are `record`. Records must be passed in log
+        order."""
         if not is_of_transaction(view):
             return
         if view.topic == HALF_TOPIC:
@@ -134,17 +138,18 @@ class HalfMessages:
             self._end(transaction_id(view), Outcome.GIVEN_UP if given_up else Outcome.COMMITTED, view)
 
     def drop(self, transaction_id: str) -> None:
-        """Forget a half message whose record is gone."""
+        """Remove a half message whose record no longer exists."""
         half = self.open.pop(transaction_id, None)
         if half is not None:
             self._forget_offsets(half)
 
     def pinned_physical_offset(self) -> int | None:
-        """The start of the first record that retention has to keep; None if there is none."""
+        """Return the physical offset of the first record that retention has to keep; None if there is no open half
+        message."""
         return min((half.physical_offset for half in self.open.values()), default=None)
 
     def rows(self) -> dict[str, Any]:
-        """The whole table, as values of JSON."""
+        """Return the whole table as JSON values."""
         return {
             "open": [[*list(asdict(half).values())[:-1], list(half.earlier)] for half in self.open.values()],
             "ended": [[key, *asdict(ended).values()] for key, ended in self._ended.items()],
@@ -152,7 +157,8 @@ class HalfMessages:
         }
 
     def load(self, rows: dict[str, Any]) -> None:
-        """Take over what `rows` returned. KeyError, TypeError or ValueError for anything else."""
+        """Replace the table by what `rows` returned. Raises KeyError, TypeError or ValueError if `rows` has another
+        form."""
         self.clear()
         for *fields, earlier in rows["open"]:
             values: list[Any] = [*fields, tuple(earlier)]
@@ -165,7 +171,9 @@ class HalfMessages:
         properties, key = view.properties, transaction_id(view)
         group, topic = properties.get(PROPERTY_PRODUCER_GROUP), properties.get(PROPERTY_REAL_TOPIC)
         if group is None or topic is None:
-            return  # nobody could be asked about it, and it has nowhere to go
+            # without a producer group no producer can be asked for the outcome; without a topic the message has no
+            # destination
+            return
         if key in self._ended:
             self.unwritten_ops[view.queue_offset] = None
             return
@@ -196,7 +204,7 @@ class HalfMessages:
             self._forget_offsets(half)
             self.unwritten_ops |= dict.fromkeys(half.queue_offsets)
         elif key in self._ended:
-            return  # recovery may walk records twice
+            return  # the outcome is recorded already: recovery may scan records twice
         self.counts[outcome] += 1
         place = view.topic, view.queue_id, view.queue_offset, view.physical_offset, view.store_timestamp_ms
         self._ended[key] = EndedTransaction(outcome, *place)
@@ -213,23 +221,24 @@ class HalfMessages:
 
 
 def is_of_transaction(view: DispatchView) -> bool:
-    """True if the table has to know the record."""
+    """True if the table of half messages must be updated from the record."""
     committed = view.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
     return committed or view.topic in TRANSACTION_TOPICS
 
 
 def transaction_id(view: DispatchView) -> str:
-    """The id of the transaction that a record belongs to. It stays the same in copies and in the final message."""
+    """Return the id of the transaction that a record belongs to. Copies of the half message and the final message keep
+    this id."""
     properties = view.properties
     known = properties.get(PROPERTY_TRANSACTION_ID) or properties.get(PROPERTY_UNIQ_KEY)
     return known or f"@{view.queue_offset}"
 
 
 def op_body(queue_offsets: list[int]) -> bytes:
-    """The body of an op record: each offset in decimal, and a comma behind it."""
+    """Return the body of an op record: each offset in decimal, followed by a comma."""
     return "".join([f"{offset}," for offset in queue_offsets]).encode()
 
 
 def parse_op_body(body: bytes) -> list[int]:
-    """The offsets in the body of an op record; what is no number is left out."""
+    """Parse the offsets in the body of an op record; items that are not numbers are ignored."""
     return [int(piece) for piece in body.split(b",") if piece.isdigit()]

@@ -1,8 +1,8 @@
-"""Holds queue units back while their records are in the transient store pool and not in the log's files yet.
+"""Holds back queue units while their records are only in the transient store pool, not yet in the log's files.
 
-A kill loses the records in the pool (transient_store_pool.py). Units that were on disk before their records would lead
-to nothing then, or, once RocketMQ has appended there, to other messages. So they are held, and written after each
-commit.
+If the process is killed, the records in the pool are lost (transient_store_pool.py). Units that reached the disk before
+their records would then point to nothing, or, once RocketMQ has appended at these positions, to other messages. So the
+units are held back, and written after each commit of the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.log.commit_log import CommitLog
 
 
 class _Held(NamedTuple):
-    """Bytes to be written once the log is committed up to `end_offset`."""
+    """Bytes that are written to a queue file once the log is committed up to `end_offset`."""
 
     end_offset: int
     path: Path
@@ -28,9 +28,10 @@ class _Held(NamedTuple):
 
 
 class HeldUnits(WriteHandles):
-    """The write handles of a store with a pool: bytes reach the files with the commit of the log. Thread-safe.
+    """The write handles of a store with a transient store pool: bytes reach the files when the log is committed.
+    Thread-safe.
 
-    Bytes that are still held when a commit fails are never written.
+    If a commit fails, the bytes that are still held are never written.
     """
 
     def __init__(self, max_open: int, *, log: CommitLog) -> None:
@@ -49,7 +50,7 @@ class HeldUnits(WriteHandles):
                 super().write(path, position, data)
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """None: what is written has to come by here."""
+        """Return None, so that callers use `write`, which holds the bytes back until the log is committed."""
         return None
 
     def complete_writes(self) -> None:
@@ -64,6 +65,7 @@ class HeldUnits(WriteHandles):
     def _write_committed(self, end_offset: int) -> None:
         with self._lock:
             while self._held and self._held[0].end_offset <= end_offset:
-                # Removed only once it is written: until then `settle` sees it and waits for the lock.
+                # Remove an entry only after it is written: until then another thread still sees it, and waits for the
+                # lock.
                 super().write(*self._held[0][1:])
                 self._held.popleft()

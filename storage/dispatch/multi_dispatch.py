@@ -1,13 +1,15 @@
-"""Reads multi-dispatch: a message may be in other queues too, beside the one it was sent to (spec/storage.md §12).
+"""Reads multi-dispatch: a message may be in further queues, in addition to the queue it was sent to (spec/storage.md
+§12).
 
-The record itself says so, in two properties that are lists separated by commas: INNER_MULTI_DISPATCH names the other
-queues, `%LMQ%…` and their queue 0, and INNER_MULTI_QUEUE_OFFSET the record's offsets there. The producer sets the
-first, the store the second. Each of the queues is an ordinary consume queue, whose units point to the same record.
+The record itself names these queues, in two properties that are lists separated by commas. INNER_MULTI_DISPATCH lists
+the further queues (names `%LMQ%…`, each with its queue 0). INNER_MULTI_QUEUE_OFFSET lists the record's offsets in these
+queues. The producer sets the first property, the store sets the second. Each of the queues is an ordinary consume
+queue, whose units point to the same record.
 
-The properties are read here, for recovery and for another replica's chunks, whatever the settings of this store;
-storage.append.multi_dispatch_appender writes them. RocketMQ 4.9 also puts messages there that are delayed, retried or
-its own. RocketMQ 5 and this store do not, but a retried message of RocketMQ 5 may carry the stale offsets of the
-message that was given back: such a record may continue a queue, and never begins one anew.
+This module reads the properties, for recovery and for another replica's chunks, whatever the settings of this store
+are; storage.append.multi_dispatch_appender writes them. RocketMQ 4.9 also dispatches delayed messages, retried messages
+and its own messages this way. RocketMQ 5 and this store do not. But a retried message of RocketMQ 5 may carry stale
+offsets of the original message: such a record may continue a queue, but never starts a queue at a new offset.
 """
 
 from __future__ import annotations
@@ -43,23 +45,26 @@ QueueKey = tuple[str, int]
 
 
 class QueueUnit(NamedTuple):
-    """A record's position in a queue: the queue's topic and id, and the offset there."""
+    """A record's position in a queue: the queue's topic and id, and the record's queue offset."""
 
     key: QueueKey
     queue_offset: int
 
 
 def is_dispatched(topic: str) -> bool:
-    """True if this store puts messages of `topic` into other queues too: as in RocketMQ 5 not before they are due and
-    their transaction is committed, and no dead letters, which would come back to the consumers that gave them up."""
+    """True if this store puts messages of `topic` into further queues too. As in RocketMQ 5, a message is dispatched
+    only when it is due and its transaction is committed. Retried messages and dead letters are not dispatched: they
+    would return to consumers that failed to process them."""
     waits = topic == SCHEDULE_TOPIC or topic in TRANSACTION_TOPICS
     return not waits and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX, SYSTEM_PREFIX))
 
 
 def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUnit]:
-    """The units of the record at `physical_offset` in other queues. Impossible ones are left out: no CRC covers them.
+    """Return the units in further queues of the record at `physical_offset`. Omits implausible units: no CRC covers
+    them.
 
-    RocketMQ 4.9 puts records into queues of other names too, then into the one with the record's own queue id.
+    RocketMQ 4.9 also puts records into queues whose names lack the `%LMQ%` prefix; the queue id is then the record's
+    own.
     """
     names, offsets = (
         split_names(view.properties.get(name, ""))
@@ -84,7 +89,8 @@ def light_queue_units(view: DispatchView, physical_offset: int) -> list[QueueUni
 
 
 def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) -> list[QueueKey]:
-    """Put a record of another replica into the other queues that it names; returns those where it was missing."""
+    """Put another replica's record into the further queues that it names. Returns the queues in which the record was
+    missing."""
     put = []
     for key, queue_offset in light_queue_units(view, physical_offset):
         if queues.holds_batches(*key):
@@ -101,11 +107,11 @@ def put_elsewhere(queues: QueueTable, view: DispatchView, physical_offset: int) 
 
 
 def split_names(text: str) -> list[str]:
-    """The items of a list, split as Java does: empty ones at the end are dropped."""
+    """Split a comma-separated list as Java does: empty items at the end are dropped."""
     stripped = text.rstrip(SEPARATOR)
     return stripped.split(SEPARATOR) if stripped.strip() else []
 
 
 def can_be_queue(name: str) -> bool:
-    """True if a queue of that name can have a directory."""
+    """True if `name` can be the name of a queue directory."""
     return can_be_topic(name) and len(name.encode()) <= INTERNAL_TOPIC_NAME_MAX

@@ -1,7 +1,9 @@
-"""Compares records with the queues that they name, and with the units there, before recovery believes them.
+"""Compares records with the queues that they name, and with the units of these queues, before recovery trusts the
+records.
 
-No checksum covers a record's queue offset, queue id and topic. A record that is not the next one of its queue, nor the
-one to which the queue's unit leads, is a misfit: storage/recovery/misfits.py finds out if the disk has changed it.
+No checksum covers a record's queue offset, queue id and topic. A record is a misfit if it is neither the next record of
+its queue, nor the record to which the queue's unit points. storage/recovery/misfits.py finds out whether the disk has
+changed a misfit.
 """
 
 from __future__ import annotations
@@ -23,27 +25,28 @@ from storage.queue.queue_table import QueueTable
 
 
 class PlaceCheck:
-    """Tells the misfits among the records of one recovery. It changes nothing."""
+    """Finds the misfits among the records of one recovery. It changes nothing."""
 
     def __init__(self, queues: QueueTable, ends: RecoveredEnds, reader: LogReader | None) -> None:
-        """`reader` reads the records that units lead to; None: a unit that leads elsewhere is wrong."""
+        """`reader` reads the records that units point to. If it is None, a unit that does not point to the checked
+        record counts as wrong."""
         self._queues, self._ends, self._reader = queues, ends, reader
-        # The topics without queues whose records are no misfits.
+        # Topics that count as deleted: their records are no misfits although the topics have no queues.
         self._deleted: set[str] = set()
 
     def believe_deleted(self, topics: Iterable[str]) -> None:
-        """Take topics for deleted by RocketMQ, which leaves no note: their records are no misfits for lack of a
-        queue."""
+        """Treat topics as deleted by RocketMQ, which keeps no trace of a deletion. Their records are then no misfits
+        although their queues are missing."""
         self._deleted.update(topics)
 
     def is_believed_deleted(self, key: QueueKey, physical_offset: int) -> bool:
-        """True if a queue that does not exist was deleted after its message at a physical offset, and that is no
+        """True if a missing queue counts as deleted after its message at a physical offset, so that its absence is no
         damage."""
         return key[0] in self._deleted or self._queues.was_deleted_after(key, physical_offset)
 
     def is_misfit(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if a good record is not the next one of the queue that it names, nor the one that the queue has at its
-        offset: a disk may have changed its queue offset, its queue id or its topic."""
+        """True if a good record is neither the next record of the queue that it names, nor the record that the queue
+        has at its offset. A disk may have changed the record's queue offset, queue id or topic."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
         key = view.topic, view.queue_id
@@ -66,8 +69,8 @@ class PlaceCheck:
         )
 
     def all_fit(self, block: Block, known: Ints, missing: Ints, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """True if no row of a block is a misfit. The rows are of one queue and in its order: the `known` ones have
-        their units there, the `missing` ones come next."""
+        """True if no row of a block is a misfit. The rows belong to one queue and are in its order: the queue has units
+        for the `known` rows, and the `missing` rows are the next ones."""
         if len(missing) and self._ends.is_complete_at(physical_offset + int(block.starts[missing[0]])):
             return False
         if not len(known):
@@ -78,7 +81,8 @@ class PlaceCheck:
         return not self._leads_elsewhere(queue, first, block.starts[known] + physical_offset)
 
     def units_agree(self, block: Block, physical_offset: int) -> bool:
-        """True if the queues' units say of each record of a block what the record says of its place."""
+        """True if, for each record of a block, the queue has a unit at the record's queue offset that points to the
+        record."""
         for rows in block.by_queue(block.is_queued()):
             topic, queue_id = block.queue_of(rows)
             last = physical_offset + int(block.starts[rows[-1]])
@@ -94,8 +98,8 @@ class PlaceCheck:
         return True
 
     def _leads_elsewhere(self, queue: ConsumeQueue, queue_offset: int, begins: Ints) -> bool:
-        """True if a unit of a queue, from an offset on, leads to another record than the one that names the offset.
-        `begins`: the physical offsets of these records."""
+        """True if any unit of a queue, from an offset on, points to another record than expected. `begins`: the
+        physical offsets of the expected records, in queue order."""
         done = 0
         while done < len(begins):
             units = queue.units(queue_offset + done, len(begins) - done)

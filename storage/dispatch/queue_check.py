@@ -1,10 +1,9 @@
-"""Checks that the files and the units of a consume queue are its own: somebody may have moved files by hand, and a
-disk may have changed bytes.
+"""Checks that the files and the units of a consume queue belong to the queue: an operator may have moved files by hand,
+and a disk may have changed bytes.
 
-A unit points to its record, and the record names its queue and its offset there. Recovery reads the newest part of the
-log only. So it would not see that files of a queue were swapped with each other or with those of another queue, and
-consumers would get wrong messages. One record for each file is read here, and that is enough: a file is moved as a
-whole.
+A unit points to its record, and the record names its queue and its queue offset. Recovery reads the newest part of the
+log only, so recovery alone would not notice files that were swapped within a queue or with another queue. Consumers
+would get wrong messages. This check reads one record per file, which is enough because files are moved as a whole.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from storage.queue.consume_queue import ConsumeQueue
 
 
 def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
-    """The reason why the files of `queue`, which has found its end, cannot be its own; empty if they may be.
+    """Return the reason why the files of `queue`, whose end is known, cannot be its own; empty if they can be.
 
-    The last units of the files must ascend in the log, and their records, if the log still has them, must be the
-    queue's. If a record says otherwise, two more of its file are read: the record itself may be damaged.
+    The last units of the files must ascend in the log. Their records, if the log still has them, must belong to the
+    queue. If a record belongs to another queue, two more records of the file are read, because the first record may be
+    damaged.
     """
     if queue.out_of_order:
         return f"the file of {queue.topic}:{queue.queue_id} from offset {queue.next_offset} on is out of order"
@@ -45,8 +45,8 @@ def misplaced_file(queue: ConsumeQueue, reader: LogReader) -> str:
 
 
 def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) -> list[int]:
-    """The rows of a queue's `units` that say something else than the log: it has a record of each size at each physical
-    offset, with each tags code. A unit without a record is right, and so is one whose code is in an extension."""
+    """Return the rows of a queue's `units` that contradict the log, which has a record of each size and tags code at
+    each physical offset. A unit without a record counts as right, and so does a unit whose code is in an extension."""
     wrong = (units["physical_offset"] != begins) | (units["size"] != sizes)
     wrong |= (units["tags_code"] != codes) & (units["tags_code"] > EXT_ADDRESS_MAX)
     found: list[int] = np.flatnonzero(wrong & (units["size"] != PRE_BLANK_SIZE)).tolist()
@@ -54,8 +54,8 @@ def wrong_rows(units: NDArray[np.void], begins: Ints, sizes: Ints, codes: Ints) 
 
 
 def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """True if the unit at an offset of a queue leads to a record that names this offset of this queue, and has its
-    tags code."""
+    """True if the unit at an offset of a queue points to a record that names this queue and this offset, and has the
+    unit's tags code."""
     [unit] = queue.units(queue_offset, 1)
     start, size, code = (int(value) for value in unit.item())
     try:
@@ -69,12 +69,12 @@ def leads_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> b
 
 
 def _may_lead_to_own(queue: ConsumeQueue, queue_offset: int, reader: LogReader) -> bool:
-    """False if the unit at `queue_offset` leads to a record of another queue."""
+    """False if the unit at `queue_offset` points to a record of another queue."""
     [unit] = queue.units(queue_offset, 1)
     start = int(unit["physical_offset"])
     try:
         view = dispatch_view(reader.log_bytes(start, start + int(unit["size"])))
     except (DataLossError, RecordError):
-        return True  # It is not in the log any more, or it is damaged: then this says nothing of the unit.
+        return True  # The record is damaged or no longer in the log, so the record cannot show that the unit is wrong.
     key = queue.topic, queue.queue_id
     return (view.topic, view.queue_id) == key or any(unit.key == key for unit in light_queue_units(view, start))

@@ -1,8 +1,9 @@
-"""Reads thousands of log records at a time into columns: checked, and with the fields that recovery needs.
+"""Reads thousands of log records at a time into columns, checks them, and extracts the fields that recovery needs.
 
-A block holds what `raymq.records.format.check.check_record` and `dispatch_view` say of each record, a column at a time.
-There is a block only for ordinary records. On any doubt (damage, an implausible record, a property that occurs twice, a
-number with other characters than digits) there is none, and the caller has to read those records one by one.
+A block holds the same results as `raymq.records.format.check.check_record` and `dispatch_view`, as one column per
+field. Only ordinary records form a block. If anything is doubtful (damage, an implausible record, a property that
+occurs twice, a number with characters other than digits), no block is returned, and the caller has to read these
+records one by one.
 """
 
 from __future__ import annotations
@@ -34,85 +35,86 @@ from storage.dispatch.block_properties import Producers, distinct_texts, read_pr
 from storage.dispatch.record_check import can_be_topic, is_torn
 
 BLOCK_BYTES: Final = 4 << 20
-"""A block ends with the first record that reaches so many bytes."""
+"""Target size of a block: a block ends with the first record that reaches this number of bytes."""
 
 _NOT_QUEUED: Final = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Good records back to back; one element of each array per record, in order."""
+    """Good records back to back, as columns. Each array has one element per record, in log order."""
 
-    # The end of the last record, counted like `starts` from the start of the first.
+    # The end of the last record, relative to the start of the first record, as in `starts`.
     length: int
     starts: Ints
     sizes: NDArray[np.int32]
-    # As the records themselves say.
+    # The physical offsets that the records' own headers contain.
     physical_offsets: Ints
     sys_flags: Ints
-    # The different topics, and for each record the index of its own.
+    # The distinct topics, and for each record the index of its topic.
     topics: list[str]
     topic_codes: Ints
     queue_ids: Ints
     queue_offsets: Ints
-    # The codes of the records' units: of tags, or in delay queues times.
+    # The codes of the records' units: tags codes, or times for records in delay queues.
     tags_codes: Ints
-    # The newest store time of all records, in ms.
+    # The newest store time of all records in the block, in ms.
     last_store_timestamp_ms: int
     producers: Producers
-    # True if a record may name other queues (multi_dispatch.py).
+    # True if any record may name further queues (multi_dispatch.py).
     has_light_queue_units: bool
-    # True for records that a scheduler stored, which waited in another queue before.
+    # True for each record that a scheduler stored after the message had waited in another queue.
     was_moved: NDArray[np.bool_]
 
     @property
     def queue_keys(self) -> Ints:
-        """A number for each record's queue."""
+        """Return a number per record that identifies the record's queue within the block."""
         return (self.topic_codes << 32) + self.queue_ids
 
     @property
     def is_ordinary(self) -> bool:
-        """True if no record is an inner batch, none names other queues, and none is part of a transaction."""
+        """True if no record is an inner batch, names further queues, or is part of a transaction."""
         if self.has_light_queue_units or (self.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return not self.of_transactions().any()
 
     def of_transactions(self) -> NDArray[np.bool_]:
-        """True for each record that the table of half messages has to know (half_messages.py)."""
+        """True for each record from which the table of half messages must be updated (half_messages.py)."""
         internal = np.array([topic in TRANSACTION_TOPICS for topic in self.topics])[self.topic_codes]
         committed = self.sys_flags & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
         found: NDArray[np.bool_] = internal | committed
         return found
 
     def is_queued(self) -> NDArray[np.bool_]:
-        """True for each record that has a unit in a queue."""
+        """True for each record that has a unit in a consume queue."""
         kinds: Ints = self.sys_flags & SYS_FLAG_TRANSACTION_MASK
         queued: NDArray[np.bool_] = (kinds != SYS_FLAG_TRANSACTION_PREPARED) & (kinds != SYS_FLAG_TRANSACTION_ROLLBACK)
         return queued
 
     def by_queue(self, chosen: NDArray[np.bool_]) -> Iterator[Ints]:
-        """The rows for which `chosen` is true, queue by queue, in order; the queue of the first row comes first."""
+        """Yield the rows for which `chosen` is true, grouped by queue and in order; the queue of the first row is
+        first."""
         rows = np.flatnonzero(chosen)
         keys = self.queue_keys[rows]
         if not len(rows) or (keys == keys[0]).all():
             return iter([rows] if len(rows) else [])
-        # Sorted by queue, each queue's rows still in order; then split wherever the queue changes.
+        # Sort the rows by queue, keeping the order within each queue; then split wherever the queue changes.
         order = np.argsort(keys, kind="stable")
         groups = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
         return iter(sorted(groups, key=lambda group: int(group[0])))
 
     def queue_of(self, rows: Ints) -> tuple[str, int]:
-        """The topic and queue id of `rows`, all of one queue."""
+        """Return the topic and queue id of `rows`, which all belong to one queue."""
         return self.topics[int(self.topic_codes[rows[0]])], int(self.queue_ids[rows[0]])
 
 
 def was_moved(view: DispatchView) -> bool:
-    """True if a scheduler stored the record, which waited in another queue before."""
+    """True if a scheduler stored the record after the message had waited in another queue."""
     return PROPERTY_REAL_TOPIC in view.properties and not names_real_topic(view.topic)
 
 
 def is_queued(sys_flag: int) -> bool:
-    """True if a record with these flags has a unit in a queue."""
+    """True if a record with the flags `sys_flag` has a unit in a consume queue."""
     return sys_flag & SYS_FLAG_TRANSACTION_MASK not in _NOT_QUEUED
 
 
@@ -125,15 +127,16 @@ def read_block(
     delay_levels_ms: tuple[int, ...],
     may_be_torn: bool = False,
 ) -> Block | None:
-    """The records from `position` of a log file on, about 4 MiB of them; None if they have to be read one by one.
+    """Read about 4 MiB of records from `position` of a log file on. Returns None if they have to be read one by one.
 
-    `physical_offset` is that of the first. The block ends before the first bytes that are no record. With `may_be_torn`
-    (after a crash) the last record is checked, too: those before it are not torn, as a good record follows each.
+    `physical_offset` is the physical offset of the first record. The block ends before the first bytes that are not a
+    record. With `may_be_torn` (after a crash) the last record is checked for a torn end too; earlier records cannot be
+    torn, because a good record follows each.
     """
     starts = walk_records(data, position, position + BLOCK_BYTES).starts
     if not len(starts):
         return None
-    # From here on positions count from the first record's start.
+    # From this point on, positions are relative to the start of the first record.
     rest = data[position:]
     bytes_of = np.frombuffer(rest, np.uint8)
     try:
@@ -153,7 +156,7 @@ def read_block(
     found = read_properties(bytes_of, fields)
     if found is None:
         return None
-    # Records in delay queues: their units hold a time instead of a tag's code.
+    # Units of records in delay queues hold a time instead of a tags code.
     waits = np.array([is_waiting_topic(topic) for topic in topics])[topic_codes]
     codes = found.tags_codes
     for row in np.flatnonzero(waits).tolist():
@@ -177,18 +180,19 @@ def read_block(
 
 
 def _crcs_hold(data: memoryview, fields: FieldOffsets) -> bool:
-    """True if each record's body has the CRC that its header says; a record without a body has none."""
+    """True if each record's body matches the CRC in the record's header. A record without a body has no CRC."""
     found = body_crcs(data, fields.body_at, fields.body_at + fields.body_size)
     return bool(((found == fields.head["body_crc"]) | (fields.body_size == 0)).all())
 
 
 def _seals_hold(data: Bytes, fields: FieldOffsets) -> bool:
-    """True if each record that has a property CRC matches it."""
+    """True if each record that has a property CRC matches this CRC."""
     return not len(wrong_seals(data, fields.starts, fields.starts + fields.head["total_size"]))
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
-    """The different topics, and for each record the index of its own. None if one cannot be a topic, or is no text."""
+    """Return the distinct topics, and for each record the index of its topic. None if a name is not valid text or
+    cannot be a topic."""
     names, codes = distinct_texts(data, fields.topic_at, fields.topic_at + fields.topic_size)
     try:
         topics = [name.decode() for name in names]
@@ -198,7 +202,8 @@ def _topics(data: Bytes, fields: FieldOffsets) -> tuple[list[str], Ints] | None:
 
 
 def _is_plausible(fields: FieldOffsets, physical_offset: int) -> bool:
-    """True if no record is implausible (`record_check.is_implausible`, but for topics)."""
+    """True if every record is plausible (as in `record_check.is_implausible`, except that topics are not
+    checked)."""
     queue_offsets = fields.head["queue_offset"]
     offsets_max = (fields.starts + physical_offset) // MIN_RECORD_SIZE
     holds = (queue_offsets >= 0) & (queue_offsets <= offsets_max) & (fields.head["queue_id"] >= 0)

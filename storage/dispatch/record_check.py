@@ -1,7 +1,7 @@
-"""Further checks of a record, beside those of its own fields and CRC (`raymq.records.format.check.check_record`).
+"""Checks records beyond their own fields and CRC (which `raymq.records.format.check.check_record` covers).
 
 A record's CRC covers its body only. Recovery also ends the log before a record that is implausible or torn. A replica
-refuses an implausible one; only the store that crashed can tell that one is torn.
+refuses an implausible record; only the store that crashed can detect a torn one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from raymq.records.format.dispatch import DispatchView, dispatch_view
 from raymq.records.format.layout import MIN_RECORD_SIZE, SYS_FLAG_INNER_BATCH, find_sections, read_header
 
 SECTOR_BYTES: Final = 512
-"""The size of the pieces that a disk writes as a whole, or not at all."""
+"""Size in bytes of the disk's atomic write unit: a disk writes a sector as a whole, or not at all."""
 
 
 def can_be_topic(topic: str) -> bool:
-    """True if a queue of that name can have a directory."""
+    """True if `topic` can be the name of a queue directory."""
     return topic not in ("", ".", "..") and {"/", "\0"}.isdisjoint(topic)
 
 
 def is_implausible(view: DispatchView, physical_offset: int) -> bool:
-    """True if the record names a queue that cannot exist, or an offset there that it cannot have."""
+    """True if the record names a queue that cannot exist, or a queue offset that the record cannot have."""
     return (
         not can_be_topic(view.topic)
         or view.queue_id < 0
@@ -32,12 +32,14 @@ def is_implausible(view: DispatchView, physical_offset: int) -> bool:
 
 
 def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **checks: bool) -> bool:
-    """True if a crash took the end of the record at `position` of a log file's `data`, whose fields are good.
+    """True if a crash cut off the end of the record at `position` of a log file's `data`. The record's fields must be
+    good.
 
-    Such a record ends in zeros. So does one whose last property ends in NUL, where RocketMQ 4.9 wrote it: it leaves the
-    last separator out. A record is whole in any case if a good record or a BLANK follows. As the last one it is torn if
-    all of it that lies in its last sector is zero, or if what is before the zeros is no property.
-    `file_start` is the file's physical offset; `checks` are those of `check_record` for the record behind.
+    A torn record ends in zeros. But a whole record can end in zeros too: RocketMQ 4.9 leaves out the last separator, so
+    a last property that ends in NUL looks the same. A record is whole if a good record or a BLANK follows. The last
+    record of the log is torn if all its bytes in its last sector are zero, or if the bytes before the zeros are not a
+    property. `file_start` is the file's physical offset; `checks` are the arguments of `check_record` for the next
+    record.
     """
     end = position + size
     if data[end - 1]:
@@ -54,7 +56,7 @@ def is_torn(data: memoryview, position: int, size: int, *, file_start: int, **ch
 
 
 def _good_one_follows(data: memoryview, position: int, file_start: int, checks: dict[str, bool]) -> bool:
-    """True if a good record, or a BLANK that fills the file, is at `position` of a file's `data`."""
+    """True if `position` of a file's `data` holds a good record, or a BLANK that fills the rest of the file."""
     size, good = check_record(data, position, **checks)
     if size == 0:
         return int.from_bytes(data[position : position + 4]) == len(data) - position

@@ -1,9 +1,10 @@
-"""Dispatches the records of a recovery again: missing units to the queues, producers to the dedup table.
+"""Dispatches the records of a recovery again: adds missing units to the queues, and producers to the dedup table.
 
-Records come one at a time, or as a block (record_blocks.py) with the same result. A block with anything out of the
-ordinary (a gap, a topic deleted in its middle, offsets out of order, an inner batch, a record in several queues) is
-refused before anything is changed; its records have to come one at a time. The records tell what they are, not this
-store's settings: RocketMQ may have written them.
+Records are dispatched one at a time, or as a block (record_blocks.py) with the same result. A block with anything out
+of the ordinary (a gap, a topic deleted in the middle of the block, offsets out of order, an inner batch, a record in
+several queues) is refused before anything is changed. The records of a refused block must be dispatched one at a time.
+How a record is dispatched depends on the record itself, not on this store's settings, because RocketMQ may have written
+the record.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 
 class _Addition(NamedTuple):
-    """The rows of a block that are missing in one queue."""
+    """The rows of a block whose units are missing in one queue."""
 
     missing: MissingUnits
     rows: Ints
-    # The rows before these, which are in the queue.
+    # The earlier rows of the block, whose units the queue already has.
     known: Ints
 
 
 class _Unit(NamedTuple):
-    """A unit that leads to damaged bytes."""
+    """A queue unit that points to damaged bytes of the log."""
 
     place: QueueUnit
     physical_offset: int
@@ -55,7 +56,7 @@ class _Unit(NamedTuple):
 
 
 class Redispatch:
-    """The dispatch of one recovery to the queues, the dedup table and the delivery progress. For one thread."""
+    """The dispatch of one recovery to the queues, the dedup table and the delivery progress. Not thread-safe."""
 
     def __init__(
         self,
@@ -66,34 +67,34 @@ class Redispatch:
         after_crash: bool,
         reader: LogReader | None = None,
     ) -> None:
-        """`reader` reads the records that units lead to; None: units are not compared with the log."""
+        """`reader` reads the records that units point to. If it is None, units are not compared with the log."""
         self._queues, self._dedup, self._deliveries, self._reader = queues, dedup, deliveries, reader
         self.ends = RecoveredEnds(queues, after_crash=after_crash)
         self.places = PlaceCheck(queues, self.ends, reader)
-        # The units that were put into queues.
+        # Number of units that were put into queues.
         self.queued = 0
-        # The units that did not lead to their records, and were made again.
+        # Number of units that did not point to their records, and were rewritten.
         self.mended = 0
-        # The damaged records that have no unit yet. Each may be the one that a queue lacks.
+        # Damaged records that have no unit yet. Each of them may be the record that a queue lacks.
         self._unplaced: list[Hole] = []
-        # True if no record before the walk can lack a unit.
+        # True if no record before the start of the log scan can lack a unit.
         self.knows_ends = False
 
     def start_again(self) -> None:
-        """Forget the units that were not written."""
+        """Discard the units that are not yet written, so that the recovery can scan the log again."""
         self.ends.forget()
         self._unplaced.clear()
         self.queued = 0
 
     def finish(self) -> None:
-        """Write the units that are left."""
+        """Write the missing queue units that are still in memory."""
         self.ends.write()
 
     def put_record(self, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> None:
-        """Put a good record into the queues it belongs to, if it is missing there, and remember its producer.
+        """Put a good record into each of its queues that lacks the record, and record its producer.
 
-        QueueGapError when units before it are missing, unless gaps may be filled: then the walk started at the log's
-        first record, so that the records of missing units are lost.
+        Raises QueueGapError if units of earlier records are missing, unless `may_fill_gaps`. Gaps may be filled if the
+        scan started at the log's first record, so that the records of the missing units are lost.
         """
         if not is_queued(view.sys_flag):
             return
@@ -112,15 +113,17 @@ class Redispatch:
             self._put_unit(unit, view, physical_offset, may_fill_gaps=may_fill_gaps)
 
     def put_hole(self, hole: Hole, view: DispatchView | None, place: QueueUnit | None = None) -> None:
-        """Note a damaged record, and its `view` if its header can be believed. Its unit stays, or is made if it is the
-        next one of its queue: so the queue's offsets have no gap, and a reader finds what is left of the record.
+        """Dispatch a damaged record, with its `view` if its header can be trusted. The record's unit stays, or is
+        created if it is the next unit of its queue. So the queue's offsets have no gap, and readers find what is left
+        of the record.
 
-        With a `place`, which may be another damaged record's, the unit there leads to too few bytes for a message.
+        With a `place`, which may belong to another damaged record, the unit at that place points to fewer bytes than a
+        message needs.
         """
         if view is None and place is not None:
             units = [_Unit(place, hole.offset, MIN_RECORD_SIZE, 0)]
         elif view is None:
-            # After a crash: the units that led there before.
+            # After a crash: the units that pointed into the hole before the crash.
             units = self._lost_units(hole)
         elif self.ends.was_deleted((view.topic, view.queue_id), hole.offset) or not is_queued(view.sys_flag):
             return
@@ -139,8 +142,8 @@ class Redispatch:
             self._unplaced.append(hole)
 
     def _put_if_next(self, unit: _Unit) -> bool:
-        """Put a unit that leads to damaged bytes into its queue, if it is the next one there. False if the queue has
-        not come so far."""
+        """Put a unit that points to damaged bytes into its queue, if it is the queue's next unit. Returns False if the
+        queue ends before the unit's offset."""
         topic, queue_id = unit.place.key
         if self._queues.holds_batches(topic, queue_id) or self.ends.was_deleted(unit.place.key, unit.physical_offset):
             return False
@@ -151,8 +154,8 @@ class Redispatch:
         return unit.place.queue_offset < missing.next_offset
 
     def _lost_units(self, hole: Hole) -> list[_Unit]:
-        """The units that led into a hole before the crash, in the order of the log. (`BaseConsumeQueue.recover_until`
-        has removed them, as they may have been anything.)"""
+        """Return the units that pointed into a hole before the crash, in log order. (`BaseConsumeQueue.recover_until`
+        has removed these units, because their content was not trustworthy.)"""
         found: list[_Unit] = []
         for queue in self._queues.plain:
             begins, sizes = (queue.lost_units[name].astype(np.int64) for name in ("physical_offset", "size"))
@@ -163,13 +166,14 @@ class Redispatch:
         return sorted(found, key=lambda unit: unit.physical_offset)
 
     def _may_be_stale(self, unit: QueueUnit, view: DispatchView) -> bool:
-        """True if an offset before its queue's beginning may be that of another message
+        """True if a queue offset before its queue's first offset may belong to another message
         (storage.dispatch.multi_dispatch)."""
         queue = self._queues.get_plain(*unit.key)
         return not is_dispatched(view.topic) and queue is not None and unit.queue_offset < queue.first_offset
 
     def _put_unit(self, unit: QueueUnit, view: DispatchView, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Put one unit of a record into a queue, if it is missing. False if the queue was deleted since."""
+        """Put one unit of a record into a queue that lacks the unit. Returns False if the queue was deleted
+        since."""
         (topic, queue_id), queue_offset = unit
         missing = self.ends.find(unit.key)
         if missing is None:
@@ -190,8 +194,8 @@ class Redispatch:
         return True
 
     def _mend_units(self, queue: ConsumeQueue, queue_offset: int, begins: Ints, sizes: Ints, codes: Ints) -> None:
-        """Compare the units of a queue from an offset on with the records that the log has for them, and make those
-        again that lead elsewhere: the disk has changed them."""
+        """Compare a queue's units, from an offset on, with their records in the log. Rewrite the units that point to
+        other records, because the disk has changed these units."""
         if self._reader is None:
             return
         first = max(queue_offset, queue.first_offset)
@@ -208,20 +212,21 @@ class Redispatch:
             done += len(units)
 
     def remember_record(self, view: DispatchView, physical_offset: int) -> None:
-        """Note the producer of a record."""
+        """Add a record's producer to the dedup table or the delivery progress."""
         was_deleted = self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset)
         remember_producer(view, None if was_deleted else self._dedup, self._deliveries)
 
     def put_block(
         self, block: Block, physical_offset: int, *, may_fill_gaps: bool, believes_places: bool = True
     ) -> bool:
-        """`put_record` for the records of a block, the first of which is at `physical_offset`. False if nothing was
-        done: the records have to come one at a time. So do misfits (`PlaceCheck`) without `believes_places`."""
+        """Do `put_record` for the records of a block; the first record is at `physical_offset`. Returns False if
+        nothing was done: the records must then be put one at a time. Without `believes_places`, a block with misfits
+        (`PlaceCheck`) returns False too."""
         if not block.is_ordinary:
             return False
-        # True for each record that has a unit, in a queue that was not deleted since.
+        # True for each record whose queue was not deleted since, and that has a unit.
         counted = block.is_queued()
-        # Nothing is changed before every queue's rows are known to be in order.
+        # Check that the rows of every queue are in order before anything is changed.
         additions: list[_Addition] = []
         for rows in block.by_queue(counted):
             if self._were_deleted(block, rows, physical_offset):
@@ -243,34 +248,34 @@ class Redispatch:
         return True
 
     def remember_block(self, block: Block, physical_offset: int) -> bool:
-        """`remember_record` for the records of a block. False if nothing was done."""
+        """Do `remember_record` for the records of a block. Returns False if nothing was done."""
         if (block.sys_flags & SYS_FLAG_INNER_BATCH).any():
             return False
         return self._remember_rows(block, np.ones(len(block.starts), bool), physical_offset)
 
     def _were_deleted(self, block: Block, rows: Ints, physical_offset: int) -> bool:
-        """True if all of `rows`, which are of one queue, are from before the deletion of that queue."""
+        """True if all of `rows`, which belong to one queue, were stored before that queue was deleted."""
         key = block.queue_of(rows)
         last = physical_offset + int(block.starts[rows[-1]])
         return self.ends.find(key) is None and self.ends.was_deleted(key, last)
 
     def _addition(self, block: Block, rows: Ints, physical_offset: int, *, may_fill_gaps: bool) -> _Addition | None:
-        """The units missing from the queue of `rows`, all of one queue, if they can be appended to it; None if the rows
-        must be handled one by one."""
+        """Return the units missing from the queue of `rows` (all of one queue), if they can be appended. Returns None
+        if the rows must be put one by one."""
         topic, queue_id = block.queue_of(rows)
         # Single messages are not appended to a queue of inner batches.
         if self._queues.holds_batches(topic, queue_id):
             return None
-        # The topic was deleted after the first row, and not after the last: the rows are of two queues.
+        # The topic was deleted between the first and the last row: the rows belong to two queues of the same name.
         if self.ends.was_deleted((topic, queue_id), physical_offset + int(block.starts[rows[0]])):
             return None
         missing = self.ends.missing_in(topic, queue_id)
         offsets = block.queue_offsets[rows]
-        # So many of the rows the queue has already; negative if units before the first row are missing.
+        # Number of rows that the queue already has; negative if units before the first row are missing.
         known = missing.next_offset - int(offsets[0])
-        # True if each offset follows the one before it.
+        # True if each offset is one more than the previous offset.
         in_order = offsets[-1] - offsets[0] == len(offsets) - 1 and bool((offsets[1:] > offsets[:-1]).all())
-        # The queue has lost units that are not at its end.
+        # True if the queue has lost units at its beginning.
         lost = not may_fill_gaps and offsets.min() < missing.queue.first_offset
         # Rows out of order can be skipped only if the queue has all of them.
         if lost or known < 0 or not (in_order or offsets.max() < missing.next_offset):
@@ -279,23 +284,24 @@ class Redispatch:
         return _Addition(missing, rows[known:], rows[:known]) if in_order else _Addition(missing, rows[:0], rows[:0])
 
     def _all_fit(self, block: Block, rows: Ints, addition: _Addition, physical_offset: int) -> bool:
-        """True if none of the rows of one queue is a misfit."""
+        """True if none of the rows of one queue is a misfit (a record whose place in its queue may have been changed by
+        the disk)."""
         missing, new, known = addition
-        if len(known) + len(new) < len(rows):  # they are out of order
+        if len(known) + len(new) < len(rows):  # the rows are out of order
             return False
         return self.places.all_fit(block, known, new, missing.queue, physical_offset)
 
     def _mend_known(self, block: Block, queue: ConsumeQueue, rows: Ints, physical_offset: int) -> None:
-        """`_mend_units` for rows of a block that are in order, and that their queue has already."""
+        """Do `_mend_units` for rows of a block that are in order and that their queue already has."""
         if len(rows):
             columns = block.starts[rows] + physical_offset, block.sizes[rows].astype(np.int64), block.tags_codes[rows]
             self._mend_units(queue, int(block.queue_offsets[rows[0]]), *columns)
 
     def _lead_to_holes(self, missing: MissingUnits, count: int, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Add `count` units to a queue that lead to damaged records before a physical offset.
+        """Add `count` units to a queue, which point to damaged records before a physical offset.
 
-        Returns False, and adds nothing, if the holes are too small for so many records, or if the missing records may
-        lie before the walk.
+        Returns False, and adds nothing, if the holes are too small for this number of records, or if the missing
+        records may lie before the start of the scan.
         """
         if not (self.knows_ends or may_fill_gaps):
             return False
@@ -314,7 +320,7 @@ class Redispatch:
         return True
 
     def _skip_lost_units(self, missing: MissingUnits, unit: QueueUnit, *, may_fill_gaps: bool) -> None:
-        """Let the queue go on at `unit`, behind a gap. QueueGapError unless gaps may be filled."""
+        """Continue the queue at `unit`, after a gap. Raises QueueGapError unless `may_fill_gaps`."""
         queue, end = "{}:{}".format(*unit.key), missing.next_offset
         if not may_fill_gaps:
             raise QueueGapError(f"queue {queue} ends at offset {end}, but the log has its offset {unit.queue_offset}")
@@ -324,8 +330,9 @@ class Redispatch:
         missing.queue.start_at(unit.queue_offset)
 
     def _remember_rows(self, block: Block, counted: NDArray[np.bool_], physical_offset: int) -> bool:
-        """Note the producers of the records for which `counted` is true. False, and nothing is done, if one is of a
-        deleted topic, or if producers would be forgotten: then their order matters."""
+        """Record the producers of the records for which `counted` is true. Returns False, and does nothing, if a record
+        belongs to a deleted topic, or if the dedup table would evict producers: the result would then depend on the
+        records' order."""
         found = producers_of(block, counted)
         was_deleted = any(self._queues.has_deletions_after(topic, physical_offset) for topic in found.topics)
         if was_deleted or not found.fits_into(self._dedup):

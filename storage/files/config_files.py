@@ -1,20 +1,17 @@
-"""The files in `config/`: small texts that the broker keeps beside the log (spec/storage.md §4).
+"""The files in `config/`: small texts that the broker stores beside the log (spec/storage.md §4).
 
 On disk
     config/topics.json          the newest text
     config/topics.json.bak      the previous text
 
-A new text is written under another name and renamed, so that a crash leaves either text, or only the older one as
-`.bak`. During each replacement the file is missing for a moment, and a reader must not mistake that for damage. So the
-readers and writers of a directory take turns; all of them are in the store's process.
+A new text is written under a temporary name and renamed, so that a crash leaves one of the two texts, or only the older
+one as `.bak`. During each replacement the file is missing for a moment, and a reader must not mistake this for damage.
+So the readers and writers of a directory share a lock; all of them are in the store's process.
 
-A text has a checksum, which RocketMQ does not see.
-
-Seals small texts with a checksum that other programs do not see.
-
-RocketMQ reads the same JSON files, and may write them. So the checksum is white space after the text: a line feed, one
-character for each bit of the CRC-32 (a space for 0, a tab for 1), a line feed. A text without a checksum was written by
-RocketMQ or by hand, and is accepted unchecked. To edit a sealed text by hand, delete the white space.
+Each text is followed by a checksum that other programs do not see. RocketMQ reads the same JSON files, and may write
+them. So the checksum is white space after the text: a line feed, one character for each bit of the CRC-32 (a space for
+0, a tab for 1), a line feed. A text without a checksum was written by RocketMQ or by hand, and is accepted unchecked.
+To edit a text with a checksum by hand, delete the white space.
 """
 
 from __future__ import annotations
@@ -36,14 +33,15 @@ _BITS: Final = 32
 _SEAL_BYTES: Final = _BITS + 2
 _ZERO, _ONE, _LINE_FEED = b" \t\n"
 REPAIRED_MAX_BYTES: Final = 8192
-"""In a text up to this length a single wrong bit is located and corrected."""
+"""Maximum length in bytes of a text in which a single wrong bit is located and corrected. Longer texts are not
+corrected."""
 
 
 class Unsealed(NamedTuple):
-    """A text that was read, and the damage found in it.
+    """A text that was read from a file, and a description of its damage.
 
-    `text` is None if the text changed since it was sealed and cannot be corrected. `damage` describes what was wrong;
-    it is empty if nothing was.
+    `text` is None if the text changed after its checksum was computed and cannot be corrected. `damage` describes the
+    damage; it is empty if the text was intact.
     """
 
     text: bytes | None
@@ -58,7 +56,7 @@ def seal(text: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> Unsealed:
-    """Return the text in `data`, checked if it has a checksum."""
+    """Split `data` into text and checksum, check the text if a checksum exists, and correct a single wrong bit."""
     text, tail = data[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
     wrong = sum(byte not in (_ZERO, _ONE) for byte in tail[1:-1]) + (tail[:1] != b"\n") + (tail[-1:] != b"\n")
     if len(data) < _SEAL_BYTES or wrong > 1:
@@ -77,7 +75,7 @@ def unseal(data: bytes) -> Unsealed:
 
 
 def _agrees(crc: int, tail: bytes) -> bool:
-    """True if all readable bits of a checksum equal those of `crc`."""
+    """Return True if all readable bits of the checksum `tail` equal the bits of `crc`."""
     return all(
         byte not in (_ZERO, _ONE) or (byte == _ONE) == bool(crc >> bit & 1) for bit, byte in enumerate(tail[1:-1])
     )
@@ -87,14 +85,16 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STRING_OR_INTEGER_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+)(?=\s*:)', re.DOTALL)
 
 _turns: Final[WeakValueDictionary[Path, threading.Lock]] = WeakValueDictionary()
-"""One lock for each directory in use: several objects may read and write its files."""
+"""One lock for each `config` directory in use, because several objects may read and write the files of a
+directory."""
 _turns_lock: Final = threading.Lock()
 
 
 def parse_fastjson(text: str) -> Any:
     """Parse JSON as RocketMQ's fastjson writes it: integer keys may be unquoted, as in ``{0:5,1:7}``.
 
-    An unquoted key becomes a str, like every key in JSON. ValueError: the text is not JSON even with unquoted keys.
+    An unquoted key becomes a str, like every key in JSON. Raises ValueError if the text is not JSON even with unquoted
+    keys.
     """
     return json.loads(_STRING_OR_INTEGER_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text))
 
@@ -103,7 +103,7 @@ class ConfigFiles:
     """The files in the directory `root`/config. Thread-safe, even if several objects use one directory."""
 
     def __init__(self, root: Path, damage: DamageNotes | None = None) -> None:
-        """`damage` records the files that are found damaged."""
+        """`damage` collects descriptions of the damaged files."""
         self._damage = damage or DamageNotes()
         self.directory = root / "config"
         disk.make_directory(self.directory)
@@ -111,10 +111,11 @@ class ConfigFiles:
             self._turn = _turns.setdefault(self.directory.resolve(), threading.Lock())
 
     def read(self, name: str) -> str | None:
-        """Return the text of `name`, or of its `.bak` if the file is missing, empty or (for .json) does not parse.
+        """Return the text of the file `name`, or of its `.bak` if the file is missing, empty or (for .json) does not
+        parse.
 
-        None if neither exists. Deletes a file that cannot be used, as RocketMQ does. StoreCorruptError: the `.bak` is
-        needed and cannot be used either.
+        Returns None if neither file exists. Deletes a file that cannot be used, as RocketMQ does. Raises
+        StoreCorruptError if the `.bak` is needed and cannot be used either.
         """
         with self._turn:
             return self._read(self._path(name))
@@ -137,7 +138,8 @@ class ConfigFiles:
         return text
 
     def write(self, name: str, text: str) -> None:
-        """Replace the text of `name`, and keep the previous text as `.bak`. On return both are on disk."""
+        """Replace the text of the file `name`, and keep the previous text as `.bak`. On return both files are
+        on disk."""
         path = self._path(name)
         new = Path(f"{path}.new")
         with self._turn:
@@ -148,9 +150,10 @@ class ConfigFiles:
             disk.sync_directory(self.directory)
 
     def _usable_text(self, path: Path) -> str | None:
-        """Return the text of `path`; None if it is missing, empty, damaged, not UTF-8, or .json that does not parse.
+        """Return the text of the file `path`. Returns None if the file is missing, empty, damaged, not UTF-8, or .json
+        that does not parse.
 
-        Rewrites a file that has a single wrong bit.
+        Rewrites the file if it has a single wrong bit.
         """
         try:
             data, damage = unseal(path.read_bytes())

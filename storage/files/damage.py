@@ -11,18 +11,18 @@ logger = logging.getLogger(__name__)
 
 
 class DamageNotes:
-    """Descriptions of damaged files and of what was done about them. Thread-safe: the list only grows."""
+    """Descriptions of damaged files and of their repair. Thread-safe: descriptions are only added."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The first TEXTS_MAX findings, in the order they were noted."""
+        """The first TEXTS_MAX descriptions, in the order in which they were added."""
         return tuple(self._texts)
 
     def note(self, text: str) -> None:
-        """Note and log a finding."""
+        """Add the description of a damaged file, and log it."""
         logger.error("%s", text)
         if len(self._texts) < TEXTS_MAX:
             self._texts.append(text)

@@ -1,7 +1,7 @@
-"""Every call by which the store changes its disk, waits for the disk, or tests whether it can be read.
+"""All calls with which the store changes its disk, waits for the disk, or tests whether the disk can be read.
 
 Callers write `disk.flush(descriptor)`, never `from storage.files.disk import flush`. So tests can replace the functions
-of this module by another disk: one that loses all unflushed bytes, or one that fails.
+of this module by a fake disk: one that loses all unflushed bytes, or one that fails.
 
 On return, the effect of each call survives
 
@@ -10,8 +10,9 @@ On return, the effect of each call survives
     rename, unlink, make_directory    the end of the process; not a power cut, and each or none of them
     sync_directory                    a power cut: the names in the directory
 
-Stores into a map (`map_for_writing`) are not calls: they are the hot path, and they cannot fail before the flush. If a
-test or a file system gives no map, the writer uses `pwrite_all`.
+Stores into a memory map (`map_for_writing`) are not calls of this module: they are the hot path, and they cannot fail
+before the flush. If `map_for_writing` returns no map, because of a test or the file system, the writer uses
+`pwrite_all`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from pathlib import Path
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""The page size used by settings that give a number of pages as the least for a flush or a commit."""
+"""The page size in bytes assumed by settings that give the minimum for a flush or a commit as a number of
+pages."""
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Modes that allow only the owner to read messages."""
+"""Modes for directories and files: only the owner may read messages."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _COPY_BYTES: Final = 1 << 20
@@ -46,7 +48,8 @@ _NEVER_MAPPED: Final = {
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
 }
-"""File systems by their magic (statfs) that may need new blocks for allocated bytes, or that are on a network."""
+"""File systems whose files are never written through a map, by magic number (statfs): a write into allocated bytes may
+need new blocks, or the file system is on a network."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,26 +57,25 @@ Bytes = bytes | bytearray | memoryview
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open `path` and return a descriptor that child processes do not inherit.
+    """Open the file `path` and return a descriptor that child processes do not inherit.
 
-    `flags` as for `os.open`. Only the owner has access to a new file.
+    `flags` are flags of `os.open`. Only the owner has access to a new file.
     """
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
 
 
 def preallocate(descriptor: int, size: int) -> None:
-    """Extend the file to `size` bytes, with zeros for the new ones, and allocate all blocks. OSError: the disk is
-    full.
-    """
+    """Extend the file to `size` bytes with zeros, and allocate all of its blocks. Raises OSError if the disk is
+    full."""
     os.posix_fallocate(descriptor, 0, size)
 
 
 def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
-    """Return a shared, writable map of a file of `size` bytes, which `preallocate` was called for.
+    """Return a shared, writable map of a file of `size` bytes. `preallocate` must have been called for this file.
 
-    Returns None if a store into the map could need space that the disk lacks, which would be SIGBUS; the file is then
-    written with `pwrite_all`. Readers of the file see a store into the map at once; `flush` brings it to the disk.
-    OSError: the disk is full, or failed.
+    Returns None if a store into the map could need space that the disk lacks, which would be SIGBUS. The file must then
+    be written with `pwrite_all`. Readers of the file see a store into the map at once; `flush` writes it to the disk.
+    Raises OSError if the disk is full or failed.
     """
     name = _NEVER_MAPPED.get(_file_system_of(descriptor))
     reason = f"{name} may need new blocks for it" if name else _refusal_to_allocate(descriptor, size)
@@ -83,8 +85,8 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
         except (OSError, ValueError) as error:
             reason = str(error)
         else:
-            # Without this, the first store into a new part of the file makes as many pages as the disk reads ahead:
-            # megabytes.
+            # Without MADV_RANDOM, the first store into a new part of the file faults in as many pages as the disk reads
+            # ahead: megabytes.
             mapped.madvise(mmap.MADV_RANDOM)
             return mapped
     logger.info("/proc/self/fd/%d is written with pwrite, not through a map: %s", descriptor, reason)
@@ -92,18 +94,19 @@ def map_for_writing(descriptor: int, size: int) -> mmap.mmap | None:
 
 
 def _file_system_of(descriptor: int) -> int:
-    """Return the magic of the file system that the file is in; 0 if it cannot be determined."""
+    """Return the magic number of the file system that contains the file; 0 if it cannot be determined."""
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _LIBC.fstatfs(ctypes.c_int(descriptor), buffer):
         return 0
-    # The first field is a long, of which the magic is the lower half.
+    # The first field is a long; its lower half is the magic number.
     return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFFFFFF
 
 
 def _refusal_to_allocate(descriptor: int, size: int) -> str:
-    """Return why the file system cannot allocate a file's blocks in advance; empty if it has allocated them.
+    """Return the reason why the file system cannot allocate a file's blocks in advance; empty if it allocated them.
 
-    (On such file systems `posix_fallocate` writes to the file instead.) OSError as of `preallocate`.
+    On file systems without allocation `posix_fallocate` would write to the file instead. Raises OSError as
+    `preallocate` does.
     """
     if _LIBC.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
         return ""
@@ -116,8 +119,8 @@ def _refusal_to_allocate(descriptor: int, size: int) -> str:
 def flush(descriptor: int) -> None:
     """Wait until everything written to the file, by calls or through maps, is on disk.
 
-    After an OSError it is unknown what is on disk. Linux marks each page that any map stored to, and `fdatasync` writes
-    all marked pages. So `msync`, which would need a call for each map, is not needed.
+    After an OSError it is unknown what is on disk. Linux marks each page that was changed through any map, and
+    `fdatasync` writes all marked pages. So `msync`, which would need a call for each map, is not needed.
     """
     os.fdatasync(descriptor)
 
@@ -125,8 +128,8 @@ def flush(descriptor: int) -> None:
 def write_again(path: Path, begin: int, end: int) -> None:
     """Write the bytes from `begin` to `end` of the file at `path` once more, and flush the file.
 
-    After a failed flush Linux keeps the bytes in memory, counts them as written, and does not write them at a later
-    flush. A process that finds such bytes must write them itself before it relies on them.
+    After a failed flush Linux keeps the bytes in memory, marks them as written, and does not write them at a later
+    flush. A process that finds these bytes must write them itself before it relies on them.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
@@ -142,7 +145,7 @@ def write_again(path: Path, begin: int, end: int) -> None:
 
 
 def overwrite(path: Path, position: int, data: Bytes) -> None:
-    """Write `data` over an existing file's bytes from byte `position` on. On return the bytes are on disk."""
+    """Overwrite an existing file's bytes with `data`, from byte `position` on. On return the bytes are on disk."""
     descriptor = open_file(path, os.O_RDWR)
     try:
         pwrite_all(descriptor, position, data)
@@ -152,7 +155,7 @@ def overwrite(path: Path, position: int, data: Bytes) -> None:
 
 
 def flush_path(path: Path) -> None:
-    """Flush the file at `path`, or the names in it if it is a directory. Does nothing if it does not exist."""
+    """Flush the file at `path`, or the names in the directory at `path`. Does nothing if `path` does not exist."""
     if path.is_dir():
         sync_directory(path)
         return
@@ -167,7 +170,7 @@ def flush_path(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename `source` to `target` in one step. A file that had the name `target` loses it."""
+    """Rename `source` to `target` in one step. An existing file `target` is replaced."""
     os.replace(source, target)
 
 
@@ -177,7 +180,8 @@ def unlink(path: Path) -> None:
 
 
 def make_directory(path: Path, *, flush: bool = True) -> None:
-    """Make a directory and its parents, if they do not exist. With `flush` each new name is on disk on return."""
+    """Create a directory and its parents, if they do not exist. With `flush` each new name is on disk on
+    return."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -189,7 +193,8 @@ def make_directory(path: Path, *, flush: bool = True) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Make a directory, and everything in it, accessible to its owner only. PermissionError if another user owns it."""
+    """Make a directory, and everything in it, accessible to its owner only. Raises PermissionError if another user owns
+    it."""
     for directory, _, names in os.walk(path):
         _take_from_others(directory, DIRECTORY_MODE)
         for name in names:
@@ -201,16 +206,16 @@ def _take_from_others(path: str, mode: int) -> None:
         if os.lstat(path).st_mode & 0o077:
             os.chmod(path, mode)
     except FileNotFoundError:
-        pass  # removed since the listing
+        pass  # the file was removed after the directory was listed
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and everything in it. Files that cannot be removed stay."""
+    """Remove a directory and everything in it. Files that cannot be removed are kept, without an error."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on disk."""
+    """Wait until the file names in a directory are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -219,7 +224,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_file(path: Path, data: Bytes) -> None:
-    """Overwrite the file at `path`, so that it holds exactly `data`, and wait until it is on disk.
+    """Overwrite the file at `path` so that it contains exactly `data`, and wait until it is on disk.
 
     A power cut during the write leaves a mixture of old and new sectors (512 bytes).
     """
@@ -233,9 +238,10 @@ def write_file(path: Path, data: Bytes) -> None:
 
 
 def replace_file(path: Path, data: Bytes) -> None:
-    """Replace the file at `path` by one that holds `data`, on disk on return. A crash leaves the old or the new file.
+    """Replace the file at `path` by a new file with the content `data`; it is on disk on return. A crash leaves the old
+    or the new file.
 
-    The new file is written as `path`.new, which a crash may leave.
+    The new file is written as `path`.new. A crash may leave this file.
     """
     new = path.with_name(f"{path.name}.new")
     write_file(new, data)
@@ -244,12 +250,13 @@ def replace_file(path: Path, data: Bytes) -> None:
 
 
 def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
-    """Prefault `size` bytes of a shared, writable map from `position` on, ready to be written.
+    """Prefault `size` bytes of a shared, writable map from `position` on, so that they can be written without page
+    faults.
 
-    Both arguments are multiples of the page size. The file must have the blocks. OSError: prefaulting failed, or the
-    kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
+    Both arguments are multiples of the page size. The file's blocks must be allocated. Raises OSError if prefaulting
+    failed, or if the kernel is older than 5.14. `mmap.madvise` is not used: it blocks all other threads.
     """
-    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the map's address valid during the call
+    first = ctypes.c_char.from_buffer(mapped, position)  # keeps the address of the map valid during the call
     address = ctypes.addressof(first)
     if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         error = ctypes.get_errno()
@@ -257,14 +264,13 @@ def make_pages(mapped: mmap.mmap, position: int, size: int) -> None:
 
 
 def pread(descriptor: int, size: int, position: int) -> bytes:
-    """Read at most `size` bytes of the file from byte `position` on; empty at the file's end. OSError: the disk
-    failed.
-    """
+    """Read at most `size` bytes of the file from byte `position` on; empty at the end of the file. Raises OSError if
+    the disk failed."""
     return os.pread(descriptor, size, position)
 
 
 def pwrite_all(descriptor: int, position: int, data: Bytes) -> None:
-    """Write all of `data` at byte `position`, calling `os.pwrite` until nothing is left."""
+    """Write all of `data` at byte `position`. Calls `os.pwrite` until everything is written."""
     view = memoryview(data)
     written = os.pwrite(descriptor, view, position)
     while written < len(view):

@@ -1,4 +1,4 @@
-"""The used share of a disk, as retention and the put checks compute it."""
+"""The used share of a disk, as retention and the put checks compute it, and errors for a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ UNKNOWN_USAGE: Final = -1.0
 
 
 def disk_usage(path: Path) -> float:
-    """Return the used share of the disk of `path`, from 0 to 1; UNKNOWN_USAGE if the path does not exist."""
+    """Return the used share of the disk that contains `path`, from 0 to 1; UNKNOWN_USAGE if the path does not
+    exist."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -21,7 +22,7 @@ def disk_usage(path: Path) -> float:
 
 
 def disk_free_bytes(path: Path) -> int:
-    """Return the free bytes on the disk of `path`, without blocks reserved for other users.
+    """Return the free bytes on the disk that contains `path`, without blocks reserved for other users.
 
     Returns -1 if the path does not exist.
     """
@@ -33,16 +34,19 @@ def disk_free_bytes(path: Path) -> int:
 
 
 class NoRoomError(OSError):
-    """A full disk kept a small file beside the log from being written. The disk works, and no data is lost."""
+    """Error: a small file beside the log could not be written because the disk is full. The disk works, and no data is
+    lost."""
 
 
 def is_want_of_space(error: OSError) -> bool:
-    """True if a file could not be made because the disk, or this user's quota, is full. The disk itself works."""
+    """Return True if a file could not be created because the disk, or this user's quota, is full. The disk itself
+    works."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
-    """Return the reason why a store in `root` takes no appends: its disk has no room for the next file."""
+    """Return the error text for a store in `root` that accepts no appends because its disk has no room for the next
+    file."""
     free_mib = max(disk_free_bytes(root), 0) >> 20
     return (
         f"the disk of {root} has no room for another file ({error.strerror}): {free_mib:,} MiB are free, and a log "
@@ -52,7 +56,7 @@ def no_space_text(root: Path, log_file_bytes: int, error: OSError) -> str:
 
 
 def usage_ratio(used_bytes: int, available_bytes: int) -> float:
-    """Return the used share of a disk, rounded up to whole percent; blocks reserved for other users do not count.
+    """Return the used share of a disk, rounded up to whole percent. Blocks reserved for other users do not count.
 
     Returns UNKNOWN_USAGE for a disk of size 0.
     """

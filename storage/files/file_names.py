@@ -1,6 +1,6 @@
 """The rules for a directory of equal-sized files, each named after the offset of its first byte (spec/storage.md §5).
 
-The commit log and the consume queues are such directories. The names of neighbouring files differ by one file size.
+The commit log and the consume queues are such directories. The names of consecutive files differ by one file size.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ logger = logging.getLogger(__name__)
 
 
 def list_starts(directory: Path, size: int, *, remedy: str, repair: bool = False) -> list[int]:
-    """Return the start offsets of the files in `directory`, ascending; otherwise as `list_files`."""
+    """Return the start offsets of the files in `directory`, ascending. Checks and repairs the files as `list_files`
+    does."""
     return list(list_files([directory], size, remedy=remedy, repair=repair))
 
 
 def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: bool = False) -> dict[int, Path]:
     """Return the files in `directories`, ascending by start offset; empty if the directories do not exist.
 
-    Skips sub-directories. Deletes an empty last file, which a crash left. StoreCorruptError for any other wrong size,
-    for a name that is not an offset or occurs twice, and for a gap between two files; its text ends with `remedy`. With
-    `repair` (for files that can be rebuilt) the files from a wrong size or a gap on are deleted instead: a power cut
-    can keep a later file and lose an earlier one. On return all deletions are on disk.
+    Skips sub-directories. Deletes an empty last file, which a crash left. Raises StoreCorruptError if any other file
+    has a wrong size, if a name is not an offset or occurs twice, or if a file is missing between two others. The error
+    text ends with `remedy`.
+
+    With `repair` (for files that can be rebuilt) a wrong size or a gap does not raise. Instead that file and all later
+    files are deleted, because a power cut can keep a later file and lose an earlier one. On return all deletions are on
+    disk.
     """
     found = [path for directory in directories if directory.is_dir() for path in directory.iterdir()]
     paths = sorted([path for path in found if not path.is_dir()], key=lambda path: path.name)
@@ -58,9 +62,8 @@ def list_files(directories: Sequence[Path], size: int, *, remedy: str, repair: b
 
 
 def _delete(paths: Sequence[Path]) -> None:
-    """Delete files and sync their directories. A deleted file that a power cut restored after a clean stop would stay
-    wrong.
-    """
+    """Delete files and sync their directories. Without the sync a power cut could bring back a file after a clean stop,
+    and nothing would delete it again."""
     for path in paths:
         disk.unlink(path)
     for directory in {path.parent for path in paths}:

@@ -1,13 +1,13 @@
-"""A small journal of values that must survive a crash: one JSON value per key; the newest value counts.
+"""A small journal of values that must survive a crash: one JSON value per key. The newest value of a key counts.
 
 On disk
     journal                 8c1f03aa {"key": "broker-a", "value": {…}}
                             CRC-32 of the rest of the line, in hex, a space, and one JSON object per line
     journal.new             exists while the journal is being rewritten
 
-A line is on disk when `put` returns. A crash may leave the last line torn. That line was never acknowledged, so it is
-cut. Any other damage is an error, because a lost value could be a promise to another process. When most lines are
-outdated, the journal is rewritten under another name and renamed.
+A line is on disk when `put` returns. A crash may leave the last line torn. The torn line was never acknowledged, so it
+is cut off. Any other damage is an error, because a lost value could be a promise to another process. When most lines
+are outdated, the journal is rewritten under another name and renamed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ REWRITE_LINES: Final = 10_000
 
 
 class Journal:
-    """An open journal. For one thread at a time."""
+    """An open journal. Only one thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
-        """Read the journal, or begin a new one.
+        """Read the journal at `path`, or create an empty journal.
 
-        StoreCorruptError: a line before the last one is damaged. StoreError: the file cannot be read or written.
+        Raises StoreCorruptError if a line before the last one is damaged. Raises StoreError if the file cannot be read
+        or written.
         """
         self._path = path
         self.values: dict[str, Any] = {}
@@ -44,7 +45,8 @@ class Journal:
             raise StoreError(f"cannot use the journal {path}: {error}") from error
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value. It is on disk on return; after a StoreError it is unknown whether it is."""
+        """Set the value of `key`. The value is on disk on return. After a StoreError it is unknown whether the value is
+        on disk."""
         line = _line(key, value)
         try:
             self._append(line)

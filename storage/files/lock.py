@@ -1,11 +1,12 @@
-"""Ensures that one process at a time owns a store directory, by a lock on its file `lock` (spec/storage.md §4).
+"""Ensures that only one process at a time owns a store directory, by a lock on its file `lock` (spec/storage.md §4).
 
-Two locks are taken. `flock` also separates two stores in one process, and ends only with the last descriptor. The POSIX
-lock on byte 0 is the lock that RocketMQ's Java takes. The kernel releases both when the process dies. The file's text
-is `lock`, and below it the holder's pid.
+Two locks are taken. `flock` also excludes a second store in the same process, and is held until the last descriptor is
+closed. The POSIX lock on byte 0 is the lock that RocketMQ's Java takes. The kernel releases both locks when the process
+dies. The file contains the text `lock`, and below it the holder's pid.
 
 Two stores with different roots could name the same log directory outside of their roots (store_path_commit_log). So
-each such directory is locked too, with `flock` on the directory itself: RocketMQ would not expect a file in it.
+each log directory outside of the root is locked too, with `flock` on the directory itself: RocketMQ would not expect a
+file in it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ LOCK_FILE: Final = "lock"
 def stores_below(data_dir: Path) -> list[Path]:
     """Return the store directories directly below a data directory, sorted.
 
-    A store is recognised by its log or its lock. The log may be elsewhere (store_path_commit_log); the lock file always
-    exists, but not in every copy of a store.
+    A directory is a store if it contains a log or a lock file. The log may be in another place (store_path_commit_log).
+    The lock file always exists, except in some copies of a store.
     """
     return sorted({path.parent for name in (COMMIT_LOG_DIR, LOCK_FILE) for path in data_dir.glob(f"*/{name}")})
 
@@ -35,8 +36,8 @@ def stores_below(data_dir: Path) -> list[Path]:
 class DirectoryLock:
     """The lock of a store, held from construction to `release`.
 
-    StoreLockedError names the directory that is locked, and the holder of its lock. `log_directories` are made if they
-    do not exist.
+    Raises StoreLockedError if a directory is locked; the error names the directory and the holder of its lock. Missing
+    `log_directories` are created.
     """
 
     def __init__(self, root: Path, log_directories: Iterable[Path] = ()) -> None:

@@ -1,6 +1,6 @@
-"""One file of the log or of a queue: preallocated, written through a map or by position, read through maps.
+"""One file of the log or of a queue: preallocated, written through a memory map or by position, and read through maps.
 
-A file appears under its name only when it has its full size and its blocks: it is allocated under another name and
+A file gets its final name only after it has its full size and its blocks: it is allocated under another name and
 renamed. So a full disk raises OSError before anything is written, and a crash leaves no file of a wrong size.
 """
 
@@ -23,24 +23,26 @@ HEAD_BYTES: Final = 8
 
 _ZEROS: Final = bytes(ZEROING_CHUNK_BYTES)
 _FLUSH_FIRST_BYTES: Final = 16 << 20
-"""With more bytes than this after the end, a flush pays off: the file system can then name the written ones."""
+"""If more bytes than this follow the end offset, `used_end` flushes the file first: the file system can then report
+which blocks were written."""
 
 Bytes = disk.Bytes | NDArray[np.uint8]
 
 
 class MappedFile:
-    """An open file of `size` bytes whose first byte has offset `start` in its queue of files. Only one thread
-    writes.
-    """
+    """An open file of `size` bytes. Its first byte has offset `start` in the log or queue. Only one thread may
+    write."""
 
     def __init__(self, path: Path, start: int, size: int) -> None:
-        """Open an existing file for writing, and allocate its missing blocks, so that writing cannot fail."""
+        """Open an existing file for writing, and allocate its missing blocks, so that no later write fails for lack of
+        space."""
         self.path, self.start, self.size = path, start, size
         self._descriptor = disk.open_file(path, os.O_RDWR)
         self.mapped: mmap.mmap | None = None
-        """The file's bytes, for writing; None if a map is not safe, and `write` must be used.
+        """The file's writable map. None if the file cannot safely be written through a map, so that `write` must be
+        used.
 
-        The map is dropped, not closed: it stays valid for threads that still hold it.
+        On close the map is dropped, not closed: it remains valid for threads that still hold it.
         """
         try:
             disk.preallocate(self._descriptor, size)
@@ -51,41 +53,43 @@ class MappedFile:
 
     @classmethod
     def create(cls, path: Path, start: int, size: int, *, scratch: Path) -> MappedFile:
-        """Make a file of `size` zero bytes at `path`, under the name `scratch` in the same file system at first.
+        """Create a file of `size` zero bytes at `path`. It is first made under the name `scratch` in the same file
+        system.
 
-        After an OSError (such as a full disk) no file is left. The size is on disk on return; the name is on disk after
-        `disk.sync_directory`: a power cut leaves the whole file or none.
+        After an OSError (for example, a full disk) no file is left. On return the size is on disk. The name is on disk
+        after `disk.sync_directory`: a power cut leaves the whole file or none.
         """
         allocate(scratch, size, flush=True)
         disk.rename(scratch, path)
         return cls(path, start, size)
 
     def write(self, position: int, data: Bytes) -> None:
-        """Write `data` at byte `position` of the file. On return it survives the end of this process, but not a power
-        cut.
-        """
+        """Write `data` at byte `position` of the file. On return the data survives the end of this process, but not a
+        power cut."""
         disk.pwrite_all(self._descriptor, position, data.data if isinstance(data, np.ndarray) else data)
 
     def write_whole(self, position: int, data: memoryview) -> None:
-        """Write `data` as `write` does, but its first 8 bytes last: until then the log ends at `position` for every
-        reader.
-        """
+        """Write `data` as `write` does, but write its first 8 bytes last. Until the first 8 bytes are written, every
+        reader sees the log end at `position`."""
         self.write(position + HEAD_BYTES, data[HEAD_BYTES:])
         self.write(position, data[:HEAD_BYTES])
 
     def flush(self) -> None:
-        """Wait until everything written is on disk. After an OSError it is unknown what is on disk.
+        """Wait until everything written to the file is on disk. After an OSError it is unknown what is on disk.
 
-        Also raises OSError if the file was deleted and has no name any more: its bytes are lost when this process ends.
+        Also raises OSError if the file was deleted and has no name any more: its bytes would be lost when this process
+        ends.
         """
         disk.flush(self._descriptor)
         if not os.fstat(self._descriptor).st_nlink:
             raise OSError(errno.ENOENT, "the file was deleted while the store had it open", str(self.path))
 
     def used_end(self, position: int) -> int:
-        """Return the end of the last byte from `position` on that is not zero; `position` if all are zero.
+        """Return the offset after the last byte from `position` on that is not zero; `position` if all of them are
+        zero.
 
-        Reads only blocks that were ever written. A large file is flushed first, so that the file system can name them.
+        Reads only blocks that were ever written. A large file is flushed first, so that the file system can report
+        these blocks.
         """
         find = written_extents if self.size - position > _FLUSH_FIRST_BYTES else data_ranges
         end = position
@@ -94,7 +98,7 @@ class MappedFile:
         return end
 
     def _used_end_within(self, start: int, stop: int) -> int:
-        """Return the end of the last byte of a range that is not zero; 0 if all are zero."""
+        """Return the offset after the last byte of the range that is not zero; 0 if all bytes are zero."""
         end, at = 0, start
         buffer = bytearray(min(ZEROING_CHUNK_BYTES, stop - start))
         while at < stop:
@@ -121,9 +125,10 @@ class MappedFile:
 
 
 def allocate(path: Path, size: int, *, flush: bool = False, sparse: bool = False) -> None:
-    """Make `path` a file of `size` zero bytes with all its blocks, or raise OSError and leave no file.
+    """Create the file `path` with `size` zero bytes and all of its blocks, or raise OSError and leave no file.
 
-    With `flush` the size is on disk on return. A `sparse` file has no blocks yet: it must not be written through a map.
+    With `flush` the size is on disk on return. A `sparse` file has no blocks yet, so it must not be written through a
+    map.
     """
     descriptor = disk.open_file(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:

@@ -1,8 +1,8 @@
-"""Reads a store's files by calls, after a process died because it could not read one of them through a map.
+"""Read a store's files with `pread` after a process died because a read through a memory map failed.
 
 If a read through a map fails, the kernel sends SIGBUS, which ends the process. The same read by `pread` raises an error
-with a text. So if a store's last process ended by SIGBUS, the next one reads the files by calls first, to find the file
-that cannot be read.
+with a text. So if a store's last process ended by SIGBUS, the next process first reads the files with `pread`, to find
+the file that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from raymq.common.errors import StoreError
 from storage.files import disk
 
 CHECK_MAX_S: Final = 60.0
-"""The time limit for reading the files of one store. The newest files are read first."""
+"""Time limit in seconds for reading the files of one store. The newest files are read first."""
 _STEP_BYTES: Final = 1 << 20
 
 
 def require_readable(
     directories: Iterable[Path], *, max_s: float = CHECK_MAX_S, clock_s: Callable[[], float] = time.monotonic
 ) -> str:
-    """Read the files below the directories, newest first, for at most `max_s`. Returns a description of what was read.
+    """Read the files below `directories`, newest first, for at most `max_s` seconds. Returns a description of what was
+    read.
 
-    StoreError names the first file that cannot be read. Nothing is changed.
+    Raises StoreError, which names the first file that cannot be read. No file is changed.
     """
     paths = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)

@@ -1,12 +1,12 @@
-"""A store's reserve of space for the broker's state: one file that is deleted when the disk is full.
+"""Disk space reserved for the broker's state: one file that is deleted if the disk is full.
 
 On disk
     reserve                 zeros with all their blocks; missing if it was used, or if the disk had no room for it
 
 A full disk must not stop consumers: their offsets, leases and memberships are records of the broker's state. The log
-keeps room for such records in its own files (storage/log/commit_log.py). Beside the log the state needs the next file
-of its queue, and small texts in `config/`. If the disk has no room for such a file, the reserve is deleted, and the
-write is tried once more. The cleaner makes the reserve again as soon as the disk has room.
+keeps room for these records in its own files (storage/log/commit_log.py). In addition, the state needs the next file of
+its queue, and small texts in `config/`. If the disk has no room for one of these files, the reserve is deleted, and the
+write is retried once. The cleaner creates the reserve again as soon as the disk has room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from storage.files.mapped_file import allocate
 
 RESERVE_FILE: Final = "reserve"
 SMALL_FILES_MAX_BYTES: Final = 8 << 20
-"""The part of a reserve that is for small texts beside the log, unless the log's files are small."""
+"""Bytes of the reserve that are meant for small texts beside the log. A store with small log files reserves
+less."""
 
 T = TypeVar("T")
 
@@ -32,19 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 class SpaceReserve:
-    """The reserve of the store in `root`. Thread-safe."""
+    """The reserved disk space of the store in `root`. Thread-safe."""
 
     def __init__(self, root: Path, size: int) -> None:
-        """Find or make the reserve of `size` bytes. A full disk is no error: the store then has no reserve."""
+        """Find the reserve file of `size` bytes, or create it. If the disk is full, no error is raised: the store then
+        has no reserve."""
         self._path, self._size = root / RESERVE_FILE, size
         self._lock = threading.Lock()
         self._is_reported = False
-        """True while the log's last report of a missing reserve still holds."""
+        """True if the missing reserve was already reported and is still missing."""
         _reserves[root.resolve()] = self
         self.make()
 
     def make(self) -> None:
-        """Make the reserve, unless it exists or the disk has no room for it. OSError: the disk failed."""
+        """Create the reserve file, unless it exists or the disk has no room for it. Raises OSError if the disk
+        failed."""
         with self._lock:
             if self._path.exists() and self._path.stat().st_size == self._size:
                 return
@@ -64,7 +67,8 @@ class SpaceReserve:
             self._is_reported = False
 
     def release(self) -> bool:
-        """Delete the reserve, so that its space can be used. False if it did not exist. OSError: the disk failed."""
+        """Delete the reserve file, so that its space can be used. Returns False if the file did not exist. Raises
+        OSError if the disk failed."""
         with self._lock:
             if not self._path.exists():
                 return False
@@ -74,7 +78,7 @@ class SpaceReserve:
             return True
 
     def write(self, write: Callable[[], T]) -> T:
-        """Call `write`. If the disk has no room for what it writes, release the reserve and call `write` once more.
+        """Call `write`. If the disk has no room, release the reserve and call `write` once more.
 
         Raises the OSError of the last call.
         """
@@ -87,17 +91,16 @@ class SpaceReserve:
 
 
 _reserves: Final[WeakValueDictionary[Path, SpaceReserve]] = WeakValueDictionary()
-"""The reserves of the open stores, by directory."""
+"""The space reserves of the open stores, by store directory."""
 
 
 def write_with_reserve(root: Path, write: Callable[[], T]) -> T:
-    """Call `write` with the reserve of the store in `root` (`SpaceReserve.write`). If that store is closed, only call
-    `write`.
-    """
+    """Call `write` with the reserve of the store in `root` (`SpaceReserve.write`). If no store is open in `root`, only
+    call `write`."""
     reserve = _reserves.get(root.resolve())
     return write() if reserve is None else reserve.write(write)
 
 
 def reserve_bytes(queue_file_bytes: int, log_file_bytes: int) -> int:
-    """Return the size of a store's reserve: a file of a queue, and room for small files."""
+    """Return the size in bytes of a store's reserve: one queue file, and room for small files."""
     return queue_file_bytes + min(SMALL_FILES_MAX_BYTES, log_file_bytes // 8)

@@ -1,4 +1,5 @@
-"""A bounded number of files open for writing: a store may have more queues than the process may have descriptors."""
+"""A bounded cache of files open for writing. A store may have more queues than its process may have open
+descriptors."""
 
 from __future__ import annotations
 
@@ -11,22 +12,24 @@ from typing import Final
 from storage.files import disk
 
 _BLOCK_BYTES: Final = 512
-"""The unit in which the system counts a file's blocks, in bytes."""
+"""The size in bytes of a block in `st_blocks`, the system's count of a file's blocks."""
 
 
 class WriteHandles:
-    """Open files by path, for one thread at a time. Beyond `max_open` the least recently used file is closed.
+    """Open files by path, for use by one thread at a time. If more than `max_open` files are open, the least recently
+    used file is closed.
 
-    Files are written through maps: storing a unit of 20 bytes takes less time than a call of `pwrite`, and does not
-    release the interpreter to other threads. A file that cannot be mapped for writing (disk.map_for_writing), or lacks
-    blocks, is written with `pwrite`.
+    Files are written through maps: storing a queue unit of 20 bytes takes less time than a call of `pwrite`, and does
+    not release the interpreter to other threads. A file that cannot be mapped for writing (disk.map_for_writing), or
+    that lacks blocks, is written with `pwrite`.
     """
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         self._files: OrderedDict[Path, int | mmap.mmap] = OrderedDict()
         self.closed_count = 0
-        """The number of files closed so far. While it does not change, maps that `map_of` returned stay open."""
+        """The number of files closed so far. While this number does not change, maps that `map_of` returned remain
+        open."""
 
     def write(self, path: Path, position: int, data: disk.Bytes) -> None:
         """Write all of `data` at byte `position` of the existing file `path`."""
@@ -37,22 +40,23 @@ class WriteHandles:
             file[position : position + len(data)] = data
 
     def map_of(self, path: Path) -> mmap.mmap | None:
-        """Return the map of the existing file `path`; None if the file must be written with `write`.
+        """Return the writable map of the existing file `path`; None if the file must be written with `write`.
 
         The map may be written to only until a file is closed (`closed_count` changes). Callers must not keep a view of
-        it. OSError: the disk failed.
+        the map. Raises OSError if the disk failed.
         """
         file = self._opened(path)
         return None if isinstance(file, int) else file
 
     def complete_writes(self) -> None:
-        """Make everything written readable in the files. Here it is readable at once.
+        """Make all written bytes readable in the files. This class does nothing, because its writes are readable at
+        once.
 
         A store with a transient store pool has handles that hold writes back (storage.dispatch.held_units).
         """
 
     def close_file(self, path: Path) -> None:
-        """Close `path`, which is about to be deleted."""
+        """Close the file `path`, which is about to be deleted."""
         file = self._files.pop(path, None)
         if file is not None:
             self._close(file)

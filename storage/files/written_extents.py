@@ -1,7 +1,7 @@
-"""Finds the parts of a file that can hold bytes other than zero, by asking the file system instead of reading.
+"""Find the parts of a file that can contain bytes other than zero, by a request to the file system instead of reading.
 
 A preallocated file has blocks that were never written. They read as zeros, and the file system records which blocks
-they are. Reading them would take seconds for a file of 1 GiB, and fill the page cache with zeros.
+these are. Reading these blocks would take seconds for a file of 1 GiB, and fill the page cache with zeros.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from storage.files import disk
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _EXTENTS_PER_CALL: Final = 512
 _REQUEST: Final = struct.Struct("=QQLLLL")
-"""start, length, flags, extents found, extents that fit into the answer, reserved (linux/fiemap.h)."""
+"""Layout of a FIEMAP request: start, length, flags, extents found, extents that fit into the reply, reserved
+(linux/fiemap.h)."""
 _EXTENT: Final = struct.Struct("=QQQ16xL12x")
-"""logical start, physical start, length, flags."""
+"""Layout of one extent in the FIEMAP reply: logical start, physical start, length, flags."""
 _LAST: Final = 0x1
 _UNWRITTEN: Final = 0x800
 _NOT_SUPPORTED: Final = frozenset(
@@ -29,11 +30,11 @@ _NOT_SUPPORTED: Final = frozenset(
 
 
 def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of the file between bytes `start` and `end` outside of which all bytes are zero, ascending.
+    """Yield the ranges between bytes `start` and `end` of the file that can contain bytes other than zero, ascending.
 
-    Nobody else may write to the file during the iteration. The file is flushed first, because the file system counts a
-    block as written only when it is on disk. On a file system without such records (such as tmpfs), some ranges may be
-    all zeros. OSError: the disk failed.
+    No other thread or process may write to the file during the iteration. The file is flushed first, because the file
+    system counts a block as written only when it is on disk. On a file system that does not record written blocks (such
+    as tmpfs), some ranges may be all zeros. Raises OSError if the disk failed.
     """
     disk.flush(descriptor)
     position = start
@@ -54,7 +55,8 @@ def written_extents(descriptor: int, start: int, end: int) -> Iterator[tuple[int
 
 
 def _next_extents(descriptor: int, start: int, end: int) -> list[tuple[int, int, int]]:
-    """Return the extents from byte `start` on, as (first byte, length, flags): at most _EXTENTS_PER_CALL."""
+    """Return the extents of the file from byte `start` on, as (first byte, length, flags): at most
+    _EXTENTS_PER_CALL."""
     answer = bytearray(_REQUEST.size + _EXTENTS_PER_CALL * _EXTENT.size)
     _REQUEST.pack_into(answer, 0, start, end - start, 0, 0, _EXTENTS_PER_CALL, 0)
     fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, answer)
@@ -64,16 +66,16 @@ def _next_extents(descriptor: int, start: int, end: int) -> list[tuple[int, int,
 
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of the file between bytes `start` and `end` that are not holes, ascending.
+    """Yield the ranges between bytes `start` and `end` of the file that are not holes (SEEK_DATA), ascending.
 
-    Unlike `written_extents` this needs no flush, but counts a block as written if it was ever read. Use it for files
-    that are fast to read.
+    Unlike `written_extents` this function needs no flush, but it counts a block as written if the block was ever read.
+    Use it for files that are fast to read.
     """
     while start < end:
         try:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: only holes up to the file's end
+            if error.errno != errno.ENXIO:  # ENXIO: the rest of the file has no data
                 raise
             return
         stop = min(os.lseek(descriptor, start, os.SEEK_HOLE), end)

@@ -1,8 +1,8 @@
-"""One hook of a store: found by its import path, and called in a thread of its own for a bounded time.
+"""One hook of a store: found by its import path, and called in its own thread with a time limit.
 
 A hook fails if it raises, or takes longer than hook_timeout_ms. Failures are counted, and logged at most once a minute.
-While a call still runs, the hook is not called again, so that one slow call does not hold up appends or fetches a
-second time. Nothing here survives the process.
+While a call still runs, the hook is not called again, so that one slow call does not delay appends or fetches a second
+time. No state survives the process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from raymq.records.hooks import HookedBatch
 logger = logging.getLogger(__name__)
 
 FAILURE_LINE_PAUSE_S: Final = 60.0
-"""The pause between two log messages about failures of one hook."""
+"""Minimum time in seconds between two log messages about failures of one hook."""
 
-HookFunction = Callable[[Any], object]  # Any: a PutBatch or a FetchedBatch, as the setting says
+HookFunction = Callable[[Any], object]  # the argument is a PutBatch or a FetchedBatch, depending on the setting
 
 
 def find_hook(path: str, setting: str) -> HookFunction:
-    """Import the function at the path ``package.module:name``; of a class, make an instance.
+    """Import the function at the path ``package.module:name``; if it names a class, create an instance.
 
-    ConfigError names the setting and the cause: the module cannot be imported in this process, it has no such name, or
-    the named object cannot be called.
+    Raises ConfigError, with the setting and the cause, if the module cannot be imported in this process, has no such
+    name, or the named object is not callable.
     """
     module_name, _, name = path.partition(":")
     where = f"store.{setting} names {path!r}, and"
@@ -65,7 +65,7 @@ def find_hook(path: str, setting: str) -> HookFunction:
 
 
 class _Call:
-    """One call of the hook that has not ended."""
+    """One call of the hook that is still running."""
 
     __slots__ = ("batches", "ended", "error")
 
@@ -76,7 +76,7 @@ class _Call:
 
 
 class Hook:
-    """One hook, its thread and its figures. Thread-safe. End it with `close`."""
+    """One hook, its thread and its metrics. Thread-safe. Stop it with `close`."""
 
     def __init__(self, path: str, setting: str, timeout_s: float) -> None:
         """Find and import the hook. Raises ConfigError as `find_hook` does."""
@@ -92,9 +92,9 @@ class Hook:
         self._thread.start()
 
     def call(self, batches: Sequence[HookedBatch]) -> bool:
-        """Call the hook with each of `batches`, for hook_timeout_ms in all.
+        """Call the hook with each of `batches`, for at most hook_timeout_ms in total.
 
-        Returns False if it failed: it raised, took too long, or an earlier call still runs.
+        Returns False if the hook failed: it raised, took too long, or an earlier call still runs.
         """
         start_s = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s):
@@ -124,7 +124,7 @@ class Hook:
         self._refused += messages
 
     def figures(self) -> HookFigures:
-        """The hook's counters since the store was opened."""
+        """Return the hook's counters since the store was opened."""
         return HookFigures(
             self.path,
             self._setting,
@@ -136,7 +136,7 @@ class Hook:
         )
 
     def close(self) -> None:
-        """End the thread after the running call ends, without waiting for that."""
+        """Stop the thread once the running call has ended. Does not wait for the call."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -144,7 +144,7 @@ class Hook:
             try:
                 for batch in call.batches:
                     self._function(batch)
-            except Exception as error:  # the operator's code
+            except Exception as error:  # the operator's code may raise anything
                 call.error = error
             call.ended.set()
 

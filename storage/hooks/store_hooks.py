@@ -1,7 +1,7 @@
-"""The paths of batches through the hooks of a store: HookedWrite before storing, HookedFetches when handing out.
+"""Passes batches through the hooks of a store: HookedWrite before they are stored, HookedFetches when they are fetched.
 
-Hooks do not see what the server writes into its own topics. A put hook that fails changes nothing, as in RocketMQ; with
-put_hooks_must_succeed the messages are refused instead. A consume hook never changes anything.
+Hooks do not see messages that the server writes into its own topics. A put hook that fails changes nothing, as in
+RocketMQ; with put_hooks_must_succeed the messages are refused instead. A consume hook never changes anything.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from storage.hooks.hook import Hook
 
 
 class StoreHooks(NamedTuple):
-    """The hooks of one store, in the order of the settings, in which they are called."""
+    """The hooks of one store, in the order of the settings. Hooks are called in this order."""
 
     put: tuple[Hook, ...] = ()
     consume: tuple[Hook, ...] = ()
 
     def figures(self) -> tuple[HookFigures, ...]:
-        """The counters of each hook since the store was opened."""
+        """Return the counters of each hook since the store was opened."""
         return tuple(hook.figures() for hook in (*self.put, *self.consume))
 
 
 def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
-    """Open the hooks that `settings` name; `resources` ends them. ConfigError for a hook that cannot be found."""
+    """Open the hooks that `settings` name; `resources` closes them. Raises ConfigError if a hook cannot be
+    found."""
 
     def open_all(paths: Sequence[str], setting: str) -> Iterator[Hook]:
         for path in paths:
@@ -51,7 +52,7 @@ def open_hooks(settings: StoreSettings, resources: ExitStack) -> StoreHooks:
 
 
 class HookedWrite:
-    """Shows batches to put hooks before `write` gets them."""
+    """Passes batches to put hooks before `write` stores them."""
 
     def __init__(
         self,
@@ -67,10 +68,10 @@ class HookedWrite:
         self._must_succeed, self._on_refused = must_succeed, on_refused
 
     def __call__(self, batches: Sequence[EncodedBatch], timeout_s: float) -> Written:
-        """Show the batches to the hooks, then write them.
+        """Pass the batches to the hooks, then write them.
 
-        Raised before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if a hook
-        fails that must succeed, MessageIllegalError for a batch that no producer makes.
+        Raises an error before anything is written: MessageRefusedError if a hook refuses a message, SystemBusyError if
+        a hook fails and hooks must succeed, MessageIllegalError for a batch that no producer creates.
         """
         try:
             shown = [one for batch in batches for one in self._shown(batch)]
@@ -89,7 +90,7 @@ class HookedWrite:
                     f"the store's hook {hook.path} failed, and put_hooks_must_succeed is on: nothing was stored, send "
                     "again later; see the store's log and `raymq status --json`"
                 )
-            # Ignore refusals of a hook that failed: its late call may still add refusals.
+            # Ignore refusals of a hook that failed, because its late call may still add refusals.
             refused = [(batch, dict(batch.refusals)) for batch in shown if batch.refusals] if succeeded else []
             if refused:
                 hook.count_refusals(sum(len(reasons) for _, reasons in refused))
@@ -97,9 +98,8 @@ class HookedWrite:
                 raise MessageRefusedError(hook.path, batch.topic, reasons[min(reasons)])
 
     def _shown(self, batch: EncodedBatch) -> Iterator[PutBatch]:
-        """Yield the batch as hooks see it: a copy, because a late hook still reads it when the buffer holds another
-        request.
-        """
+        """Yield the batch as hooks see it: a copy, because a hook that is late still reads the copy after the buffer is
+        reused for another request."""
         topic = batch.topic
         if is_system_topic(topic) and not names_real_topic(topic):
             return
@@ -109,7 +109,7 @@ class HookedWrite:
         if not names_real_topic(topic):
             yield PutBatch(self._broker_name, topic, batch.queue_id, records, producer_id)
             return
-        # Delayed messages share the queue of their delay, whatever their topics are.
+        # Delayed messages share the queue of their delay level, whatever their topics are.
         for (real_topic, real_queue_id), part in groupby(
             _with_place(records, batch.sizes.tolist()), lambda one: one[0]
         ):
@@ -119,9 +119,8 @@ class HookedWrite:
 
 
 def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[str, int], bytes]]:
-    """Yield each record with the topic and queue it is for; "" and 0 for a record without a target, such as a
-    recall.
-    """
+    """Yield each record with its destination topic and queue id; "" and 0 for a record without a destination, such as a
+    recall."""
     position = 0
     for size in sizes:
         record = records[position : position + size]
@@ -138,7 +137,7 @@ def _with_place(records: bytes, sizes: Sequence[int]) -> Iterator[tuple[tuple[st
 
 
 class CarryOutFetches(Protocol):
-    """Carries out fetches, as FetchService.fetch does."""
+    """Protocol of a function that carries out fetches, as FetchService.fetch does."""
 
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
@@ -146,7 +145,7 @@ class CarryOutFetches(Protocol):
 
 
 class HookedFetches:
-    """Shows consume hooks what `fetch` hands out."""
+    """Passes the messages that `fetch` returns to consume hooks."""
 
     def __init__(self, fetch: CarryOutFetches, hooks: Sequence[Hook], broker_name: str) -> None:
         self._fetch, self._hooks, self._broker_name = fetch, hooks, broker_name
@@ -154,7 +153,7 @@ class HookedFetches:
     def __call__(
         self, requests: Sequence[FetchRequest], *, max_bytes: int, wait_s: float, patient: bool = False
     ) -> list[FetchResult]:
-        """Fetch, and show the messages to the hooks (`CarryOutFetches`)."""
+        """Fetch messages, and pass them to the hooks (`CarryOutFetches`)."""
         results = self._fetch(requests, max_bytes=max_bytes, wait_s=wait_s, patient=patient)
         shown = [
             FetchedBatch(

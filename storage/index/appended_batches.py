@@ -1,9 +1,9 @@
-"""Recently appended batches, from which the index takes unique ids without walking over their records.
+"""Recently appended batches, from which the index takes unique ids without scanning the batches' records.
 
-The ids of a producer's batch mostly follow each other, and the batch describes them. The append stores a few fields of
-such a batch here. The index thread compares them with the records in the log, and takes their hashes from a table.
-Small batches are not kept, because they gain too little, and the number of kept records is bounded. The index reads
-from the log what it does not find here.
+The ids of a producer's batch are mostly consecutive, and the batch describes them. The append stores a few fields of
+each batch in an AppendedBatches object. The index thread compares these fields with the records in the log, and takes
+the hashes of the ids from a table. Small batches are not kept, because they gain too little, and the number of kept
+records is bounded. For batches that are not kept, the index reads the log.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ from raymq.records.logfiles.log_reader import LogReader
 from storage.index.index_file import IndexEntries
 
 RECORDS_MIN: Final = 64
-"""A batch of fewer records is faster to read from the log, together with its neighbours, unless it has BYTES_MIN
-bytes.
-"""
+"""Minimum number of records of a kept batch. A smaller batch is faster to read from the log, together with adjacent
+batches, unless the batch has BYTES_MIN bytes."""
 BYTES_MIN: Final = 256 << 10
-"""A batch of this many bytes is kept even if it has few records: reading it takes longer than comparing fields."""
+"""Size in bytes from which a batch is kept even if it has few records: reading the batch takes longer than comparing
+fields."""
 RECORDS_MAX: Final = 1 << 20
-"""The most records, 8 bytes each, that may wait for the index."""
+"""Maximum number of records (8 bytes of memory each) that may wait for the index."""
 RUN_RECORDS: Final = 1 << 12
-"""Records compared at a time. With fewer the calls cost more than the work; with more the data leaves the caches."""
+"""Number of records compared at a time. With fewer records the calls cost more than the work; with more the data does
+not fit into the CPU caches."""
 
 
 class AppendedBatch(NamedTuple):
-    """A batch whose records lie back to back in one file of the log."""
+    """A batch whose records lie back to back in one log file."""
 
     physical_offset: int
     ends: Ints
-    """The end of each record, counted from the start of the first record."""
+    """The end of each record, relative to the start of the batch's first record."""
     topic: str
     ids: IdRange
     store_ms: int
 
     @property
     def end_offset(self) -> int:
-        """The physical offset at which the last record ends."""
+        """Physical offset at which the batch's last record ends."""
         return self.physical_offset + int(self.ends[-1])
 
     def is_like(self, other: AppendedBatch) -> bool:
-        """True if the ids of both batches can be proved together: the topics and the lengths of the stems are equal."""
+        """True if the ids of both batches can be verified together: their topics, and the lengths of their id stems,
+        are equal."""
         return self.topic == other.topic and len(self.ids.stem) == len(other.ids.stem)
 
 
 def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEntries | None:
     """Return the index entries of batches that `take_run` returned.
 
-    Returns None if the log's bytes do not prove that the records' keys are the batches' ids.
+    Returns None if the bytes in the log do not prove that the records' keys are the batches' ids.
     """
     start, topic, ranges = run[0].physical_offset, run[0].topic, [batch.ids for batch in run]
     try:
@@ -74,9 +76,9 @@ def index_entries_of(run: Sequence[AppendedBatch], reader: LogReader) -> IndexEn
 
 
 class AppendedBatches:
-    """The batches that the index has not put yet, in log order, with about `records_max` records at most.
+    """The batches that are not indexed yet, in log order, with about `records_max` records at most.
 
-    One thread adds, another one takes.
+    One thread adds batches, another thread takes them.
     """
 
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
@@ -86,7 +88,8 @@ class AppendedBatches:
         self._lock = threading.Lock()
 
     def add(self, physical_offset: int, ends: Ints, batch: EncodedBatch, store_ms: int) -> None:
-        """Keep a batch whose first record is at `physical_offset`, unless the index reads it faster from the log."""
+        """Keep a batch whose first record is at `physical_offset`, unless the index can read the batch faster from the
+        log."""
         ids = batch.message_ids
         is_large = len(ends) >= RECORDS_MIN or int(ends[-1]) >= BYTES_MIN
         if is_large and isinstance(ids, IdRange) and len(ids) == len(ends):
@@ -96,10 +99,10 @@ class AppendedBatches:
                     self._records += len(ends)
 
     def take_run(self, physical_offset: int, limit: int) -> list[AppendedBatch]:
-        """Take the alike batches that lie back to back in one file from `physical_offset` up to at most `limit`.
+        """Take the similar batches that lie back to back in one file from `physical_offset` up to at most `limit`.
 
-        A run has up to RUN_RECORDS records, plus the rest of its last batch. Earlier batches are forgotten. Empty if no
-        batch starts at `physical_offset`.
+        A run has up to RUN_RECORDS records, plus the rest of its last batch. Batches before `physical_offset` are
+        discarded. Returns an empty list if no batch starts at `physical_offset`.
         """
         run: list[AppendedBatch] = []
         end, records = physical_offset, 0
@@ -107,7 +110,8 @@ class AppendedBatches:
             while self._batches and records < RUN_RECORDS:
                 batch = self._batches[0]
                 if batch.physical_offset >= physical_offset:
-                    # A BLANK lies between two files: there a batch does not start at the end of the previous batch.
+                    # Between two log files lies a BLANK, so a batch in the next file does not start at the end of the
+                    # previous batch.
                     if batch.physical_offset != end or batch.end_offset > limit or (run and not batch.is_like(run[0])):
                         break
                     run.append(batch)
@@ -116,5 +120,5 @@ class AppendedBatches:
         return run
 
     def next_start(self) -> int | None:
-        """Return the physical offset of the first batch here; None if there is none."""
+        """Return the physical offset of the first kept batch; None if no batch is kept."""
         return self._batches[0].physical_offset if self._batches else None

@@ -9,12 +9,12 @@ On disk
     slot    | number of the slot's newest entry, 0 if empty |
     entry   | key_hash 4 | physical_offset 8 | seconds 4 | number of the previous entry in the slot, 0 if none |
 
-`seconds` count from the file's begin_timestamp. The text of a key is not in the file, so a search compares the records
-it finds.
+`seconds` count from the file's begin_timestamp. The file does not contain the text of a key, so a search must compare
+the key with the records that it finds.
 
-The file is sparse except for header and slots, which are written through a map, because a batch changes slots all over
-the file. Their blocks are allocated when the file is made; otherwise a full disk would kill the process. Entries are
-written by position, in order, before the slots that lead to them. After a crash it is unknown how much of a file
+The file is sparse except for header and slots. These are written through a map, because a batch changes slots all over
+the file. Their blocks are allocated when the file is created; otherwise a full disk would kill the process. Entries are
+written by position, in order, before the slots that point to them. After a crash it is unknown how much of a file
 survived. So files whose end_timestamp is not in the checkpoint are deleted and rebuilt (index_service.py).
 """
 
@@ -47,7 +47,7 @@ _ENTRY_DTYPE: Final = np.dtype(
 
 
 class IndexHeader(NamedTuple):
-    """The header's fields. `next_entry` is the number of the next entry to be added."""
+    """The fields of an index file's header. `next_entry` is the number that the next added entry gets."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -77,7 +77,7 @@ class IndexShape:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntries:
-    """Entries to put, in log order, as columns of equal length."""
+    """Index entries to add, in log order, as columns of equal length."""
 
     key_hashes: NDArray[np.int32]
     physical_offsets: NDArray[np.int64]
@@ -87,12 +87,12 @@ class IndexEntries:
         return len(self.key_hashes)
 
     def from_entry(self, first: int) -> IndexEntries:
-        """Return the entries from `first` on."""
+        """Return the index entries from number `first` on."""
         return IndexEntries(self.key_hashes[first:], self.physical_offsets[first:], self.store_timestamps[first:])
 
 
 def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
-    """Join the entries of all parts, at least one, in their order."""
+    """Join the entries of all parts (at least one part) in their order."""
     if len(parts) == 1:
         return parts[0]
     return IndexEntries(
@@ -103,16 +103,17 @@ def join_entries(parts: Sequence[IndexEntries]) -> IndexEntries:
 
 
 def read_header(data: bytes | memoryview | mmap.mmap) -> IndexHeader:
-    """Read the header from a file's bytes; a next_entry of 0 (a file that was never written) becomes 1."""
+    """Read the header from an index file's bytes. A next_entry of 0 (a file that was never written) becomes 1."""
     header = IndexHeader._make(_HEADER.unpack_from(data))
     return header._replace(next_entry=max(header.next_entry, 1))
 
 
 class IndexFile:
-    """One index file open for writing. One thread puts; `find_entries` reads the same bytes through another map."""
+    """One index file open for writing. One thread adds entries; `find_entries` reads the same bytes through another
+    map."""
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
-        """Open an existing file, which must have the size of `shape`."""
+        """Open an existing index file, which must have the size of `shape`."""
         self.path, self._shape = path, shape
         self._descriptor = disk.open_file(path, os.O_RDWR)
         try:
@@ -125,9 +126,9 @@ class IndexFile:
 
     @classmethod
     def create(cls, path: Path, shape: IndexShape, previous: IndexHeader | None, *, scratch: Path) -> IndexFile:
-        """Make an empty file. Its begin and end are the end of `previous`, the header of the previous file.
+        """Create an empty file. Its begin and end are the end of `previous`, the header of the previous file.
 
-        After an OSError (such as a full disk) no file is left. On return the name is on disk.
+        After an OSError (such as a full disk) no file is left. On return the file's name is on disk.
         """
         descriptor = disk.open_file(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
@@ -151,9 +152,9 @@ class IndexFile:
         return self.header.next_entry >= self._shape.entries
 
     def put_entries(self, entries: IndexEntries) -> int:
-        """Add as many of `entries` as fit, in order. Returns the number added (spec §3, Put).
+        """Add as many of `entries` as fit, in order. Returns the number of added entries (spec §3, Put).
 
-        After an OSError the file's entries are unchanged; bytes that no slot leads to may have changed.
+        After an OSError the file's entries are unchanged; bytes that no slot points to may have changed.
         """
         header = self.header
         count = min(len(entries), self._shape.entries - header.next_entry)
@@ -164,22 +165,22 @@ class IndexFile:
         begin = IndexHeader(header.begin_timestamp, 0, header.begin_physical_offset)
         seconds = _seconds(times, header.begin_timestamp)
         if header.next_entry <= 1:
-            # The first entry's seconds still count from the begin that the file was made with: the end of the previous
-            # file.
+            # The first entry's seconds still count from the begin time that the file was created with: the end of the
+            # previous file.
             begin = IndexHeader(int(times[0]), 0, int(entries.physical_offsets[0]))
             seconds[1:] = _seconds(times[1:], begin.begin_timestamp)
         # Order the entries by slot; entries of one slot stay in log order.
         slots = hashes % np.int32(self._shape.slots)
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
-        # follows[i]: in this order entry i has the same slot as entry i - 1, and so becomes the next in its chain.
+        # follows[i]: entry i has the same slot as entry i - 1 in this order, and so is the next entry in its chain.
         follows = np.zeros(count, bool)
         follows[1:] = ordered[1:] == ordered[:-1]
         # newest[i]: the number of the previous entry in the slot, from the file (if plausible) or from `entries`.
         newest = self._slots[ordered].astype(np.int32)
         newest[(newest < 0) | (newest > numbers[order])] = 0
         newest[1:][follows[1:]] = numbers[order[:-1]][follows[1:]]
-        # Restore log order, in which entries are written.
+        # Restore log order, because entries are written in log order.
         rows = np.empty(count, _ENTRY_DTYPE)
         rows["key_hash"], rows["physical_offset"], rows["seconds"] = hashes, entries.physical_offsets[:count], seconds
         rows["previous"][order] = newest
@@ -194,18 +195,18 @@ class IndexFile:
                 header.next_entry + count,
             )
         )
-        # Each slot points to the last of its entries, after these are in the file.
+        # Each slot points to its last entry. Slots are written after the entries are in the file.
         last = np.ones(count, bool)
         last[:-1] = ~follows[1:]
         self._slots[ordered[last]] = numbers[order[last]]
         return count
 
     def flush(self) -> None:
-        """Wait until all entries are on disk."""
+        """Flush the index file, and wait until all entries are on disk."""
         disk.flush(self._descriptor)
 
     def close(self) -> None:
-        """Close the file without a flush. Idempotent."""
+        """Close the index file without a flush. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -218,14 +219,14 @@ class IndexFile:
 
 
 def _seconds(times: NDArray[np.int64], begin_timestamp: int) -> NDArray[np.int32]:
-    """Return whole seconds since `begin_timestamp`; 0 for earlier times, and if `begin_timestamp` is not set."""
+    """Return whole seconds since `begin_timestamp`; 0 for earlier times, and 0 if `begin_timestamp` is not set."""
     if begin_timestamp <= 0:
         return np.zeros(len(times), np.int32)
     return np.clip((times - begin_timestamp) // 1000, 0, SECONDS_MAX).astype(np.int32)
 
 
 class FoundEntry(NamedTuple):
-    """The record that an entry points to, and the time in the entry: whole seconds since the begin of the file."""
+    """The record that an entry points to, and the entry's time in whole seconds since the begin of the file."""
 
     physical_offset: int
     timestamp_ms: int
@@ -236,7 +237,8 @@ def find_entries(
 ) -> Iterator[FoundEntry]:
     """Yield the entries of `key_hash` with a time in [`begin_ms`, `end_ms`], newest first (spec §3, Query).
 
-    May run while another thread puts: entries put during the search are left out. Ends for any content of the file.
+    May run while another thread adds entries: entries added during the search are left out. The search terminates for
+    any content of the file, even a damaged one.
     """
     header = read_header(data)
     (number,) = _SLOT.unpack_from(data, shape.slot_at(key_hash % shape.slots))

@@ -1,4 +1,4 @@
-"""The keys by which records are found, as hashes: computed from the bytes of many records at a time (spec/storage.md
+"""Hashes of the keys by which records are found, computed from the bytes of many records at a time (spec/storage.md
 §3).
 
 A record's keys are its unique id and each word of its KEYS property, in this order; the hashed text is `TOPIC#KEY`. An
@@ -44,7 +44,7 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
     """Return the index entries of the records at `starts` of `data`, whose first byte is at `physical_offset` in the
     log.
 
-    Records of rolled-back transactions are left out. RecordError: a record is damaged.
+    Records of rolled-back transactions are left out. Raises RecordError if a record is damaged.
     """
     fields = find_fields(data, starts)
     shapes = find_property_shapes(data, fields.properties_at, fields.properties_size)
@@ -63,7 +63,7 @@ def index_entries(data: Bytes, starts: Ints, physical_offset: int) -> IndexEntri
 def _with_inner(
     data: Bytes, fields: FieldOffsets, inner: Ints, rows: Ints, hashes: NDArray[np.int32]
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """Add to these hashes, by record, the hashes of the messages in the inner batches at `inner`.
+    """Add to the given hashes, which are ordered by record, the hashes of the messages in the inner batches at `inner`.
 
     A damaged inner batch gets only its own keys.
     """
@@ -85,7 +85,7 @@ def _with_inner(
 def _hashes_in_shapes(
     data: Bytes, fields: FieldOffsets, shapes: list[PropertyShape]
 ) -> tuple[Ints, NDArray[np.int32]] | None:
-    """Compute `_hashes` of records whose properties have known shapes.
+    """Compute the result of `_hashes` for records that are grouped by property layout (`PropertyShape`).
 
     Returns None if a topic or a key is not ASCII, or if the words of KEYS differ in length within a shape.
     """
@@ -95,7 +95,7 @@ def _hashes_in_shapes(
     before = topics * np.uint32(31) + np.uint32(_HASH_OF_MARK)
     rows: list[Ints] = []
     hashes: list[NDArray[np.uint32]] = []
-    # The position of each column of keys within its records' keys.
+    # `numbers`: for each column of keys, the key's position among the keys of its record.
     numbers: list[int] = []
     for shape in shapes:
         keys = _keys_of(shape)
@@ -112,7 +112,7 @@ def _hashes_in_shapes(
         return rows[0], key_hashes(hashes[0])
     if not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int32)
-    # Sort by record, and within a record by the order of its keys.
+    # Sort the hashes by record, and within a record by the order of the record's keys.
     all_rows = np.concatenate(rows)
     all_numbers = np.repeat(np.array(numbers), [len(column) for column in rows])
     order = np.argsort(all_rows * (max(numbers) + 1) + all_numbers, kind="stable")
@@ -122,7 +122,7 @@ def _hashes_in_shapes(
 def _keys_of(shape: PropertyShape) -> list[Values] | None:
     """Return the keys of a shape's records, one column per key: the unique id, then the words of KEYS.
 
-    Returns None if the words are not at the same places in all records.
+    Returns None if the words are not at the same positions in all records.
     """
     unique, keys = shape.get(PROPERTY_UNIQ_KEY.encode()), shape.get(PROPERTY_KEYS.encode())
     found = [] if unique is None else [unique]
@@ -139,9 +139,9 @@ def _keys_of(shape: PropertyShape) -> list[Values] | None:
 
 
 def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the record number of each key, and the key hashes, in index order: two arrays of one length.
+    """Return the record number of each key, and the key hashes, in index order, as two arrays of equal length.
 
-    Texts are handled as ranges `at` to `end` of one array of bytes, so that no Python step is needed per record.
+    Texts are handled as ranges `at` to `end` of one byte array, so that no Python step is needed per record.
     """
     view = data.data
     # text: the properties of all records, one after another; the properties of row i end before row_ends[i].
@@ -154,24 +154,24 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
     piece_starts[1:] = piece_ends[:-1] + 1
     unique_at, unique_end = _values(text, piece_starts, piece_ends, _UNIQUE_NAME)
     keys_at, keys_end = _values(text, piece_starts, piece_ends, _KEYS_NAME)
-    # The row of a value follows from its position in `text`: searchsorted in row_ends.
+    # Find the row of a value from the value's position in `text`: searchsorted in row_ends.
     for values_at in (unique_at, keys_at):
         named_rows = np.searchsorted(row_ends, values_at, "right")
         if (named_rows[1:] == named_rows[:-1]).any():
-            # A property occurs twice: the last one counts (spec §1, Properties).
+            # A property occurs twice: its last occurrence counts (spec §1, Properties).
             return _hashes_one_by_one(data, fields)
     keys_at, keys_end = _words(text, keys_at, keys_end)
-    # Sort by record; within a record the unique id comes first, then the words in their order.
+    # Sort the hashes by record. Within a record the unique id is first, followed by the words of KEYS in their order.
     rows = text_rows[np.searchsorted(row_ends, np.concatenate([unique_at, keys_at]), "right")]
     order = np.argsort(rows * 2 + (np.arange(len(rows)) >= len(unique_at)), kind="stable")
     at, end = np.concatenate([unique_at, keys_at])[order], np.concatenate([unique_end, keys_end])[order]
     rows = rows[order]
-    # The hash of TOPIC#KEY from the hashes of its parts: h(a + b) = h(a) * 31**len(b) + h(b), modulo 2**32.
+    # Compute the hash of TOPIC#KEY from the hashes of its parts: h(a + b) = h(a) * 31**len(b) + h(b), modulo 2**32.
     topics, topics_odd = _java_hashes(data, fields.topic_at, fields.topic_size)
     hashes, keys_odd = _java_hashes(text, at, end - at)
     hashes += (topics[rows] * np.uint32(31) + np.uint32(_HASH_OF_MARK)) * _powers(end - at)
     result = key_hashes(hashes)
-    # A text that is not ASCII has other units in Java, so it is hashed by itself.
+    # Java hashes UTF-16 units, not bytes, so a text that is not ASCII is hashed separately.
     for entry in np.flatnonzero(topics_odd[rows] | keys_odd).tolist():
         row = int(rows[entry])
         topic = bytes(view[fields.topic_at[row] : fields.topic_at[row] + fields.topic_size[row]])
@@ -181,10 +181,11 @@ def _hashes(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray[np.int32]]
 
 
 def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
-    """Join the properties of all records, each followed by a separator, even if it ends with one.
+    """Join the properties of all records. A separator follows each record's properties, even if they end with a
+    separator.
 
-    The text ends with spare bytes for windows. Also returns the record numbers in the order of their properties.
-    Properties of one size are copied together: there are few sizes.
+    Returns the text, with spare bytes at its end for windows, and the record numbers in the order of their properties.
+    Properties of equal size are copied together, because few sizes occur.
     """
     at, sizes = fields.properties_at, fields.properties_size
     order = np.argsort(sizes, kind="stable")
@@ -193,7 +194,7 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
     text[-_WINDOW_SPARE_BYTES:] = 0
     position = first = 0
     for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
-        # A view of `text`: `count` rows of one size, the separator in the last column.
+        # A view of `text`: `count` rows of one size, with the separator in the last column.
         block = text[position : position + count * (length + 1)].reshape(count, length + 1)
         if length:
             found = windows(data, length)[at[order[first : first + count]]]
@@ -204,8 +205,8 @@ def _properties(data: Bytes, fields: FieldOffsets) -> tuple[Bytes, Ints]:
 
 
 def _values(text: Bytes, starts: Ints, ends: Ints, name: bytes) -> tuple[Ints, Ints]:
-    """Return the ranges of the values of the properties that begin with `name`. Empty values are left out."""
-    # Compare the first four bytes as one number, then each further byte of the properties that match.
+    """Return the ranges of the values of the properties that begin with `name`, without empty values."""
+    # Compare the first four bytes of all properties as one number, and further bytes only for properties that match.
     named = windows(text, 4)[starts].view(np.uint32) == np.frombuffer(name, np.uint32, 1)[0]
     candidates = np.flatnonzero(named)
     at, end = starts[candidates] + len(name), ends[candidates]
@@ -221,7 +222,7 @@ def _words(text: Bytes, at: Ints, end: Ints) -> tuple[Ints, Ints]:
     spaces = np.flatnonzero(text == _SPACE)
     if not len(at) or not len(spaces):
         return at, end
-    # value[i]: the number of the value that holds the i-th space, or that ends before it.
+    # value[i]: the number of the value that contains the i-th space, or of the last value before that space.
     value = np.searchsorted(at, spaces, "right") - 1
     spaces = spaces[(value >= 0) & (spaces < end[value])]
     # A space ends a word and begins the next. Two adjacent spaces enclose an empty word.
@@ -240,7 +241,7 @@ def _hashes_one_by_one(data: Bytes, fields: FieldOffsets) -> tuple[Ints, NDArray
 
 
 def _powers(exponents: Ints) -> NDArray[np.uint32]:
-    """Return 31 to each power, modulo 2**32."""
+    """Return 31 raised to each exponent, modulo 2**32."""
     table = np.full(int(exponents.max(initial=0)) + 1, 31, np.uint32)
     table[0] = 1
     powers: NDArray[np.uint32] = np.multiply.accumulate(table, dtype=np.uint32)[exponents]
@@ -250,7 +251,7 @@ def _powers(exponents: Ints) -> NDArray[np.uint32]:
 def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return Java's hash of each text, unsigned, and a mask of the texts that are not ASCII, whose hashes are wrong.
 
-    Texts of one length are hashed together: there are few lengths, and often only one.
+    Texts of one length are hashed together, because few lengths occur, often only one.
     """
     hashes = np.zeros(len(at), np.uint32)
     odd = np.zeros(len(at), bool)
@@ -260,7 +261,7 @@ def _java_hashes(data: Bytes, at: Ints, size: Ints) -> tuple[NDArray[np.uint32],
             continue
         chosen = slice(None) if len(lengths) == 1 else np.flatnonzero(size == length)
         units = windows(data, length)[at[chosen]].view(np.uint8).reshape(-1, length)
-        # units: a row of bytes for each text of this length.
+        # units: a matrix of bytes, with one row for each text of this length.
         if len(units) > 1 and (units == units[0]).all():
             hashes[chosen] = java_hash(units[0].tobytes().decode("latin-1")) & 0xFFFFFFFF
         else:

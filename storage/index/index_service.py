@@ -1,22 +1,23 @@
-"""The index of a store: files that lead from keys to records, and the thread that builds them from the log.
+"""The index of a store: files that map keys to records, and the thread that builds these files from the log.
 
 On disk
     index/20261120180926228        files in the order they were made (index_file.py); the last one takes entries
 
-The index follows the log: its thread puts the keys of the records that consumers may see, thousands at a time, outside
-the append lock. Appends pass the ids of their batches to the index (appended_batches.py). The index reads all other
-keys from the log, and also those it has fallen far behind. Apart from that it keeps only its position in the log. So
-even if it falls far behind, it takes little memory, and no append waits for it. A query that needs the newest messages
-waits for the index.
+The index follows the log: the index thread adds the keys of the records that consumers may see, thousands at a time,
+outside the append lock. Appends pass the ids of their batches to the index (appended_batches.py). The index reads all
+other keys from the log, and also the batches' ids if it has fallen far behind. Apart from these batches the index keeps
+only its position in the log in memory. So even an index that is far behind takes little memory, and no append waits for
+it. A query that needs the newest messages waits for the index.
 
 The disk may damage a file. A file that does not match its checksum (index_sums.py) is rebuilt, with all later files.
 
-After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load), and after any
-stop files with records that the log does not hold any more. Then the index continues at the end of its last file. So a
-deleted last file is rebuilt. A gap between two files is found by looking for the first record with a key after the
-earlier file; the files after the gap are then rebuilt too.
+After a crash, files whose end_timestamp is not in the checkpoint are deleted (spec/storage.md §3, Load). After any
+stop, files are deleted that contain records which the log no longer has. Indexing continues at the end of the last file
+that is left, so deleted last files are rebuilt. A gap between two files is found by searching the log for the first
+record with a key after the earlier file; the files after the gap are then rebuilt too.
 
-Without space on the disk, or without a descriptor, the thread retries until it gets it, and then catches up.
+If the disk is full, or the process has no free file descriptor, the thread retries until it succeeds, and then catches
+up.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ DRAIN_S: Final = 5.0
 INDEX_STOP_TIMEOUT_S: Final = 60.0
 _NAME_DIGITS: Final = 17
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""Errors that name a resource which may become free again; other errors mean that the disk is broken."""
+"""Error numbers of resources that may become free again. Any other error means that the disk is broken."""
 
 
 class IndexService:
     """The index of one store. Thread-safe.
 
-    The index thread adds files; retention deletes the first ones, but never the last. So the list of files changes only
-    under the lock, and its last file only in the thread.
+    The index thread adds files; retention deletes the oldest files, but never the last. So the list of files changes
+    only under the lock, and its last file changes only in the index thread.
 
-    `on_writable(error)` is called with an error when the index cannot be written, and with None once it can be again;
-    after a failure of the disk it never can.
+    `on_writable(error)` is called with an error if the index cannot be written, and with None once it can be written
+    again. After a failure of the disk it cannot be written again.
     """
 
     def __init__(
@@ -103,25 +104,24 @@ class IndexService:
         self._sums, self._damage = IndexSums(root, shape, damage), damage
         self._mended = MendedKeys(root, commit_log.min_offset, commit_log.end_offset, damage)
         self._files = self._load(after_crash=after_crash, checkpoint_ms=checkpoint_ms)
-        """The files, oldest first; replaced by a new list, never changed in place."""
+        """The index files, oldest first. The list is replaced by a new list, never changed in place."""
         self._after_crash = after_crash
         self._current: IndexFile | None = None
-        """The last file while it takes entries."""
+        """The last index file while entries are added to it; otherwise None."""
         self.position = commit_log.min_offset
-        """The physical offset up to which all records are indexed."""
+        """Physical offset up to which all records are indexed."""
         self.flushed_timestamp_ms = 0
-        """The end time of the newest file that is surely on disk, for the checkpoint; 0: none since the store
-        opened.
-        """
+        """The end time in ms of the newest index file that is certainly on disk, for the checkpoint. 0 if no file was
+        flushed since the store opened."""
         self.entries_put = 0
-        """Entries added since the store was opened."""
+        """Number of entries added since the store was opened."""
         self._changed = threading.Condition()
-        """Notified when `position`, `_wanted` or one of the flags below changes."""
+        """Notified if `position`, `_wanted` or one of the following flags changes."""
         self._wanted = 0
-        """The highest physical offset that a caller of `wait_for` needs."""
+        """The highest physical offset that a caller of `wait_for` waits for."""
         self._stopping = self._ended = self._failed = False
         self._stuck: OSError | DataLossError | None = None
-        """The error after which the thread waits and retries; None while it works."""
+        """The error after which the index thread waits and retries; None while the thread works normally."""
         self._thread = threading.Thread(target=self._run, name="raymq-index", daemon=True)
         self._thread.start()
 
@@ -129,7 +129,7 @@ class IndexService:
         return len(self._files)
 
     def wait_for(self, physical_offset: int, timeout_s: float) -> bool:
-        """Wait until everything before `physical_offset` is indexed.
+        """Wait until every record before `physical_offset` is indexed.
 
         Returns False after `timeout_s`, after a failure, or while the index is stuck.
         """
@@ -142,7 +142,8 @@ class IndexService:
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Yield physical offsets of records that may have `key`, stored in [`begin_ms`, `end_ms`], newest files first.
 
-        Hashes collide, and times are rounded down to a second: the caller checks the record. An offset may occur twice.
+        The caller must check each record: hashes collide, and times are rounded down to a second. An offset may occur
+        twice.
         """
         key_hash = index_key_hash(topic, key)
         mended = self._mended.find(key_hash, begin_ms, end_ms)
@@ -156,10 +157,10 @@ class IndexService:
         yield from mended
 
     def put_mended(self, data: bytes, starts: Sequence[int], physical_offset: int) -> None:
-        """Index records that were damaged when the index passed them, and are mended now. On return that is on disk.
+        """Index repaired records, which were damaged when the index passed them. The new entries are on disk on return.
 
-        The records are at `starts` of `data`, whose first byte is at `physical_offset`. Called by one thread at a time.
-        OSError: the disk failed.
+        The records are at `starts` of `data`, whose first byte is at `physical_offset`. Only one thread at a time may
+        call this method. Raises OSError if the disk fails.
         """
         entries = index_entries(np.frombuffer(data, np.uint8), np.array(starts, np.int64), physical_offset)
         columns = entries.key_hashes, entries.physical_offsets, entries.store_timestamps
@@ -172,7 +173,7 @@ class IndexService:
             try:
                 data = self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention deleted the file
+                continue  # retention has deleted the index file
             header = read_header(data)
             if begin_ms <= header.end_timestamp and end_ms >= header.begin_timestamp:
                 yield from _offsets(find_entries(data, self._shape, key_hash, begin_ms, end_ms))
@@ -180,9 +181,8 @@ class IndexService:
                 return
 
     def delete_before(self, physical_offset: int) -> int:
-        """Delete the files that hold only records before `physical_offset`, but never the last file. Returns the number
-        deleted.
-        """
+        """Delete the index files that contain only records before `physical_offset`, but never the last file. Returns
+        the number of deleted files."""
         with self._changed:
             files = self._files
             doomed = [path for path in files[:-1] if self._header(path).end_physical_offset < physical_offset]
@@ -193,12 +193,13 @@ class IndexService:
         return len(doomed)
 
     def close(self) -> bool:
-        """Index what is left, for at most DRAIN_S, flush and stop. Idempotent.
+        """Index the remaining records, for at most DRAIN_S, flush and stop. Idempotent.
 
-        Returns True if everything is indexed and on disk; `flushed_timestamp_ms` includes it. Otherwise the store must
-        be opened as after a crash.
+        Returns True if all records are indexed and the index is on disk; `flushed_timestamp_ms` then covers the last
+        file. If it returns False, the next open must treat the store as crashed.
         """
-        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)  # ended: closed already, or failed
+        # _ended is set if the index is closed already or has failed
+        caught_up = self._ended or self.wait_for(self._visible(), DRAIN_S)
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -206,7 +207,7 @@ class IndexService:
         return caught_up and self._ended and not self._failed
 
     def _load(self, *, after_crash: bool, checkpoint_ms: int) -> list[Path]:
-        """Return the files to keep, and delete those that cannot be trusted."""
+        """Return the index files to keep, and delete the files that cannot be trusted."""
         files: list[Path] = []
         for path in sorted(self.directory.iterdir()):
             if not path.name.isdecimal():
@@ -259,7 +260,7 @@ class IndexService:
                 self._changed.notify_all()
 
     def _retry_until_closed(self, work: Callable[[], None]) -> None:
-        """Do `work`, and retry while the disk is full or a log file is damaged, until the index closes."""
+        """Run `work`, and retry while the disk is full or a log file is damaged, until the index closes."""
         while not self._stopping:
             try:
                 work()
@@ -274,7 +275,7 @@ class IndexService:
                 self._changed.wait_for(lambda: self._stopping, INDEX_RETRY_S)
 
     def _report_stuck(self, error: OSError | DataLossError) -> None:
-        """Report once that the index is stuck."""
+        """Record the error after which the index waits and retries (is stuck), and log it once."""
         if self._stuck is None:
             logger.error(
                 "the index in %s is stuck at physical offset %d and retries: %s", self.directory, self.position, error
@@ -286,21 +287,21 @@ class IndexService:
             self._changed.notify_all()
 
     def _report_unstuck(self) -> None:
-        """Report once that the index is not stuck any more."""
+        """Log once that the index continues after it was stuck."""
         if self._stuck is not None:
             logger.warning("the index in %s continues", self.directory)
             self._stuck = None
             self._on_writable(None)
 
     def _prepare(self) -> None:
-        """Find the position to continue at, and drop the files after a gap."""
+        """Find the log position to continue at, and drop the index files after a gap."""
         position = self._log.min_offset
         self._drop_damaged()
         for path in self._files:
             try:
                 header = self._header(path)
             except FileNotFoundError:
-                continue  # retention deleted the file
+                continue  # retention has deleted the index file
             first = self._first_with_key(position, header.begin_physical_offset)
             if first is not None:
                 logger.warning(
@@ -311,7 +312,7 @@ class IndexService:
                 break
             position = max(position, header.end_physical_offset)
             if header.next_entry < self._shape.entries and not self._after_crash:
-                # All keys of the last record are in the file, unless the file is full: then the next file may have the
+                # The file has all keys of its last record, unless the file is full: then the next file may have the
                 # rest.
                 position = max(position, self._end_of_record(header.end_physical_offset))
         if self._files and self._header(self._files[-1]).next_entry < self._shape.entries:
@@ -319,16 +320,17 @@ class IndexService:
         self._advance(position)
 
     def _drop_damaged(self) -> None:
-        """Drop the first file that the disk has damaged, and all later files, to rebuild them from the log.
+        """Drop the first index file that the disk has damaged, and all later files, so that they are rebuilt from the
+        log.
 
-        Checks only the newest files, at most VERIFY_MAX_BYTES.
+        Checks only the newest files, at most VERIFY_MAX_BYTES in total.
         """
         damaged, left_bytes = None, VERIFY_MAX_BYTES
         for path in reversed(self._files):
             try:
                 header, data = self._header(path), self._reader.maps.get(str(path), at_random=True).data
             except FileNotFoundError:
-                continue  # retention deleted the file
+                continue  # retention has deleted the index file
             left_bytes -= self._sums.used_bytes(header)
             if left_bytes < 0 or self._stopping:
                 break
@@ -341,7 +343,7 @@ class IndexService:
                 disk.unlink(doomed)
 
     def _remove_from(self, path: Path) -> list[Path]:
-        """Remove the files from `path` on from the list, and return them."""
+        """Remove the files from `path` on from the list, and return the removed files."""
         with self._changed:
             forgotten = [file for file in self._files if file >= path]
             self._files = [file for file in self._files if file < path]
@@ -353,9 +355,8 @@ class IndexService:
             self._changed.notify_all()
 
     def _end_of_record(self, physical_offset: int) -> int:
-        """Return the end of the record at `physical_offset`; `physical_offset` itself if the log no longer has the
-        record.
-        """
+        """Return the physical end of the record at `physical_offset`; `physical_offset` itself if the log no longer has
+        the record."""
         try:
             return physical_offset + int.from_bytes(self._reader.log_bytes(physical_offset, physical_offset + 4))
         except DataLossError:
@@ -384,7 +385,7 @@ class IndexService:
         while self.position < limit and not self._stopping:
             if self._put_appended(limit):
                 continue
-            # Walk up to the next batch whose ids are known.
+            # Scan the log up to the next batch whose ids were passed by the append.
             until = self._appended.next_start()
             chunk = self._walk(self.position, limit if until is None else min(until, limit))
             if chunk is None:
@@ -393,9 +394,9 @@ class IndexService:
                 self._put_entries(_entries(chunk), chunk.end_offset)
 
     def _put_appended(self, limit: int) -> bool:
-        """Put the keys of the batches before `limit` that were appended from `position` on, if the log confirms them.
+        """Index the batches before `limit` that were appended from `position` on, if the log confirms their keys.
 
-        Returns False if the log has to be walked there.
+        Returns False if these records must be read from the log instead.
         """
         columns: list[IndexEntries] = []
         entries, end = 0, self.position
@@ -410,7 +411,7 @@ class IndexService:
         return bool(columns)
 
     def _walk(self, position: int, limit: int) -> WalkedRecords | None:
-        """Return the records from `position` on; None if retention deleted them."""
+        """Scan and return the records from `position` on; None if retention deleted them."""
         try:
             return walk_log(self._reader, position, limit, INDEX_CHUNK_BYTES)
         except DataLossError:
@@ -419,10 +420,10 @@ class IndexService:
             return None
 
     def _put_entries(self, entries: IndexEntries, end_offset: int) -> None:
-        """Put the entries of the records from `position` to `end_offset`."""
+        """Add the index entries of the records from `position` to `end_offset`."""
         if self._files and len(entries):
-            # Leave out the entries that a full last file has already (spec §3). The last record of that file may have
-            # more keys than fitted in.
+            # Leave out the entries that a full last file already has (spec §3). The last record of that file may have
+            # more keys than the file had room for.
             end = self._header(self._files[-1]).end_physical_offset
             entries = entries.from_entry(int(np.searchsorted(entries.physical_offsets, end)))
         while len(entries):
@@ -435,9 +436,8 @@ class IndexService:
         self._advance(end_offset)
 
     def _next_file(self) -> IndexFile:
-        """Make a new file, named after the current time or slightly later, since names must ascend. OSError after some
-        tries.
-        """
+        """Create a new file, named after the current time, or slightly later because names must ascend. Raises OSError
+        if several attempts fail."""
         previous = self._header(self._files[-1]) if self._files else None
         now = datetime.now()
         number = int(f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}")
@@ -460,7 +460,8 @@ class IndexService:
         return self._current
 
     def _finish_current(self) -> None:
-        """Flush and close the last file, because it is full or the store closes. The checkpoint relies on that."""
+        """Flush and close the last file, because it is full or the store closes. The checkpoint relies on the
+        flush."""
         if self._current is not None:
             try:
                 self._current.flush()
@@ -479,7 +480,8 @@ class IndexService:
             self._current = None
 
     def _discard_current(self) -> None:
-        """Delete the file that could not be flushed and rebuild it: it is unknown which part of it is on disk."""
+        """Delete and rebuild the file that could not be flushed: it is unknown which part of the file is on
+        disk."""
         assert self._current is not None
         path, begin = self._current.path, self._current.header.begin_physical_offset
         self._current.close()
@@ -496,11 +498,12 @@ def _offsets(entries: Iterator[FoundEntry]) -> Iterator[int]:
 
 
 def _entries(chunk: WalkedRecords) -> IndexEntries:
-    """Return the entries of a chunk's records, without records that were damaged since they were checked."""
+    """Return the entries of a chunk's records, except records that were damaged since the scan checked them."""
     try:
         return index_entries(chunk.data, chunk.starts, chunk.physical_offset)
     except RecordError:
-        data = chunk.data.copy()  # the records lie in a live map: none may change between its check and its entries
+        # a copy, because the records lie in a live map: no record may change between its check and its entries
+        data = chunk.data.copy()
         good = [start for start in chunk.starts.tolist() if check_record(data.data, start, check_crc=False).ok]
         logger.error(
             "%d damaged records after physical offset %d are not in the index",

@@ -1,11 +1,11 @@
-"""The checksums of index files. A file that the disk has damaged is detected by them, and rebuilt from the log.
+"""The checksums of index files. They detect a file that the disk has damaged, which is then rebuilt from the log.
 
 On disk
     index.sums      1a2b3c4d                                    the CRC-32 of the following lines
                     {"20261120180926228": [next entry, crc]}    for each file, when it was last flushed and closed
 
-RocketMQ has no such checksums, and ignores this file. A checksum covers the header, the slots and the used entries. A
-file that took more entries before a crash than its checksum covers cannot be checked.
+RocketMQ has no checksums for index files, and ignores this file. A checksum covers the header, the slots and the used
+entries. If a file took more entries before a crash than its checksum covers, the file cannot be checked.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from storage.index.index_file import IndexHeader, IndexShape
 
 SUMS_FILE: Final = "index.sums"
 VERIFY_MAX_BYTES: Final = 2 << 30
-"""The bytes of the index, newest files first, that are checked when a store opens. More would load the disk for
-long.
-"""
+"""Maximum number of index bytes that are checked when a store opens, newest files first. Checking more would load the
+disk for a long time."""
 
 
 class IndexSums:
-    """The checksums of one store's index files. For one thread at a time."""
+    """The checksums of one store's index files. Only one thread at a time may use the object."""
 
     def __init__(self, root: Path, shape: IndexShape, damage: DamageNotes) -> None:
-        """Read the file, if it exists."""
+        """Read index.sums, if it exists."""
         self._path, self._shape, self._damage = root / SUMS_FILE, shape, damage
         self._sums: dict[str, tuple[int, int]] = {}
         try:
@@ -44,7 +43,8 @@ class IndexSums:
             damage.note(f"{self._path} is damaged ({error}): the index files are not compared with it")
 
     def write_down(self, path: Path, header: IndexHeader, data: memoryview, files: list[Path]) -> None:
-        """Store the checksum of a flushed file, and drop the checksums of files that are not in `files`. OSError."""
+        """Store the checksum of a flushed index file, and drop the checksums of files that are not in `files`. Raises
+        OSError."""
         names = {file.name for file in files}
         self._sums = {name: found for name, found in self._sums.items() if name in names}
         self._sums[path.name] = header.next_entry, self._crc(header.next_entry, data)
@@ -52,7 +52,7 @@ class IndexSums:
         disk.replace_file(self._path, b"%08x\n" % crc32(text) + text)
 
     def is_damaged(self, path: Path, header: IndexHeader, data: memoryview, *, may_have_grown: bool) -> bool:
-        """True if the disk has changed a file since its checksum was stored; the damage is noted.
+        """True if the disk has changed an index file since its checksum was stored; the damage is then recorded.
 
         `may_have_grown`: the file may have more entries than its checksum covers.
         """
@@ -65,7 +65,7 @@ class IndexSums:
         return True
 
     def used_bytes(self, header: IndexHeader) -> int:
-        """Return the number of bytes of a file that its checksum covers."""
+        """Return the number of bytes of an index file that its checksum covers."""
         return self._shape.entry_at(min(header.next_entry, self._shape.entries))
 
     def _crc(self, entries: int, data: memoryview) -> int:

@@ -1,11 +1,11 @@
-"""The keys of records that were damaged when the index passed them, and mended later.
+"""The keys of records that were damaged when the index passed them, and were repaired later.
 
 On disk
     index.mended    1a2b3c4d                                    the CRC-32 of the next line
                     [[key hash, physical offset, store time in ms], …]
 
-An index file takes entries in the order of the log, so the keys of an older record have no place in the newest file.
-The table is small, because only damaged records enter it. A search reads this table and the index files. RocketMQ
+An index file takes entries in log order, so the keys of an older record cannot be added to the newest file. The table
+is small, because only records that were damaged enter it. A search reads this table and the index files. RocketMQ
 ignores the table; it finds these records after the index files are rebuilt from the log.
 """
 
@@ -22,13 +22,15 @@ from storage.files.damage import DamageNotes
 
 MENDED_KEYS_FILE: Final = "index.mended"
 MENDED_KEYS_MAX: Final = 100_000
-"""The most keys in the table. Beyond it, the keys of the oldest records are dropped, which is logged."""
+"""Maximum number of keys in the table. Beyond this number the keys of the oldest records are dropped, and the drop is
+logged."""
 
 logger = logging.getLogger(__name__)
 
 
 class MendedKey(NamedTuple):
-    """A key of a mended record: the key's hash, the record's physical offset, and its store time in ms."""
+    """A key of a repaired record: the key's hash, the record's physical offset, and the record's store time in
+    ms."""
 
     key_hash: int
     physical_offset: int
@@ -36,16 +38,17 @@ class MendedKey(NamedTuple):
 
 
 class MendedKeys:
-    """The table of one store. One thread at a time adds keys; any may search."""
+    """The table of repaired records' keys of one store. One thread at a time may add keys; any thread may
+    search."""
 
     def __init__(self, root: Path, min_offset: int, end_offset: int, damage: DamageNotes) -> None:
-        """Read the file, if it exists, without the keys of records that are not in the log any more. OSError.
+        """Read index.mended, if it exists, and drop the keys of records that are no longer in the log. Raises OSError.
 
-        The log reaches from `min_offset` to `end_offset`. `damage` records a file that cannot be read.
+        The log reaches from `min_offset` to `end_offset`. If the file cannot be read, this is recorded in `damage`.
         """
         self._path = root / MENDED_KEYS_FILE
         self._keys: tuple[MendedKey, ...] = ()
-        """All keys, newest records first."""
+        """All keys of repaired records, newest records first."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -58,7 +61,7 @@ class MendedKeys:
             damage.note(f"{self._path} is damaged ({error}): some mended records are not found by their keys")
 
     def add(self, keys: list[MendedKey]) -> None:
-        """Add keys; on return they are on disk. OSError: the table is unchanged."""
+        """Add keys; on return they are on disk. If it raises OSError, the table is unchanged."""
         merged = sorted({*self._keys, *keys}, key=lambda key: key.physical_offset, reverse=True)
         if len(merged) > MENDED_KEYS_MAX:
             logger.error("%s is full: %d keys are dropped", self._path, len(merged) - MENDED_KEYS_MAX)
@@ -68,9 +71,8 @@ class MendedKeys:
         self._keys = tuple(merged)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of records that may have a key, stored in [`begin_ms`, `end_ms`], newest
-        first.
-        """
+        """Return the physical offsets of repaired records that may have a key, stored in [`begin_ms`, `end_ms`], newest
+        first."""
         return [
             key.physical_offset
             for key in self._keys

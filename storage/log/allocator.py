@@ -1,6 +1,6 @@
-"""Making the next commit-log file in a thread, before the log needs it.
+"""Create the next commit-log file in a background thread, before the log needs it.
 
-At most one file is prepared at a time. It has its final name, and all its bytes are zero. RocketMQ does the same, so
+At most one file is prepared at a time. It has its final name, and all of its bytes are zero. RocketMQ does the same, so
 recovery accepts such a file at the end of the log. A clean stop deletes it.
 """
 
@@ -19,44 +19,47 @@ ALLOCATOR_STOP_TIMEOUT_S = 30.0
 
 
 class Allocator:
-    """Makes files of `size` bytes, each one after the log's existing files, at the paths that `paths` chooses."""
+    """Creates log files of `size` bytes, each after the log's existing files, at the paths that `paths`
+    chooses."""
 
     def __init__(self, paths: LogPaths, size: int) -> None:
         self._paths = paths
         self._size = size
         self._made = -1
-        """The start of the last file made; -1 before the first."""
+        """The start offset of the last file that was created; -1 before the first file."""
         self._lock = threading.Lock()
-        """Held while a file is made, and while the prepared file is set or taken."""
+        """Held while a file is created, and while the prepared file is set or taken."""
         self._wanted: int | None = None
-        """The start of the file that the thread should make, or of the file that was taken."""
+        """The start offset of the file that the thread should create, or of the file that was taken last."""
         self._ready: MappedFile | None = None
-        """The prepared file, until it is taken."""
+        """The prepared file, until the log takes it."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
         self._thread.start()
 
     def prepare_file(self, start: int) -> None:
-        """Prepare the file that starts at `start` in the background, if it is not ready already."""
+        """Create the file that starts at offset `start` in the background, if it is not ready already."""
         if self._wanted != start:
             self._wanted = start
             self._wake.set()
 
     def is_ready(self, start: int) -> bool:
-        """True if the file that starts at `start` is made and not taken yet."""
+        """Return True if the file that starts at offset `start` is created and not taken yet."""
         ready = self._ready
         return ready is not None and ready.start == start
 
     def make_ready(self, start: int) -> None:
-        """Make the file that starts at `start` now, unless it is ready. OSError if it cannot be made."""
+        """Create the file that starts at offset `start` now, unless it is ready. Raises OSError if the file cannot be
+        created."""
         with self._lock:
             self._wanted = start
             if not self.is_ready(start):
                 self._ready = self._create(start)
 
     def take_file(self, start: int) -> MappedFile:
-        """Return the file that starts at `start`: the prepared one, or one made now. OSError if it cannot be made."""
+        """Return the file that starts at offset `start`: the prepared file, or a file created now. Raises OSError if
+        the file cannot be created."""
         with self._lock:
             ready, self._ready = self._ready, None
             self._wanted = start
@@ -65,7 +68,7 @@ class Allocator:
             return self._create(start)
 
     def close(self) -> None:
-        """Stop the thread, and delete a prepared file that was not taken. Idempotent."""
+        """Stop the allocator thread, and delete a prepared file that the log has not taken. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(ALLOCATOR_STOP_TIMEOUT_S)
@@ -76,7 +79,7 @@ class Allocator:
             try:
                 disk.unlink(ready.path)
             except OSError as error:
-                # The file is all zero, as after a crash: the next open takes or deletes it.
+                # The file contains only zeros, as after a crash. The next open of the log uses or deletes it.
                 logger.warning("cannot delete %s: %s", ready.path, error)
 
     def _run(self) -> None:
@@ -92,7 +95,7 @@ class Allocator:
                 try:
                     self._ready = self._create(start)
                 except OSError as error:
-                    # Not fatal yet: the append that needs the file retries, and reports an error.
+                    # Not fatal yet: the append that needs the file tries again to create it, and reports an error.
                     logger.warning("cannot prepare %s: %s", self._paths.path(start), error)
 
     def _create(self, start: int) -> MappedFile:

@@ -1,4 +1,4 @@
-"""Every message of this store, in one append-only log of equal-sized files (spec/storage.md §1).
+"""The commit log: every message of this store, in an append-only sequence of equal-sized files (spec/storage.md §1).
 
 On disk
     commitlog/00000000000000000000      named after the physical offset of its first byte
@@ -8,14 +8,14 @@ On disk
 
     | ... | room for the broker's state: 32 MiB, or an eighth of a small file |
 
-While the disk has no room for the next file, the end of a file takes only records of the broker's state. So consumers
-can commit, join and receive on a full disk.
+While the disk has no room for the next file, the end of the last file accepts only records of the broker's state. So
+consumers can commit, join and receive on a full disk.
 
-A record never crosses a file end; 8 bytes always remain for the BLANK, which marks that the log continues in the next
-file.
+A record never crosses a file boundary. 8 bytes always remain for the BLANK, which marks that the log continues in the
+next file.
 
-This module treats the log as a sequence of files: it tracks the end, and makes, cuts and flushes files. log_writer.py
-puts bytes into a file; log_paths.py chooses the directory of a file.
+This module treats the log as a sequence of files: it tracks the end, and creates, cuts and flushes files. log_writer.py
+writes bytes into a file; log_paths.py chooses the directory of a file.
 """
 
 from __future__ import annotations
@@ -40,95 +40,105 @@ from storage.log.log_paths import LogPaths
 from storage.log.log_writer import LogWriter, Stamp
 
 PREPARE_BYTES: Final = 64 << 20
-"""The next file is made when the current one has at most this many bytes left, or is half written."""
+"""The next file is created in the background when the current file has at most this many bytes left, or is half
+written."""
 STATE_ROOM_MAX_BYTES: Final = 32 << 20
-"""The most bytes at the end of a file that only the broker's state may use while no next file exists."""
+"""Maximum number of bytes at the end of a file that are reserved for the broker's state while the next file does not
+exist."""
 
 logger = logging.getLogger(__name__)
 
 
 class CommitLog:
-    """The log at `paths`. One thread appends (under the caller's lock) and one flushes; offsets can be read without a
-    lock.
+    """The commit log in the directories `paths`. One thread appends (under the caller's lock) and one flushes; any
+    thread can read offsets without a lock.
 
-    `open_for_append` must be called, with the end that recovery found, before anything is written.
+    Before anything is written, `open_for_append` must be called with the end that recovery found.
     """
 
     def __init__(self, paths: LogPaths, file_size: int, writer: LogWriter | None = None) -> None:
-        """Find the files. StoreCorruptError if they do not form a log (spec §5, load).
+        """Find the log's files. Raises StoreCorruptError if the files do not form a log (spec §5, load).
 
-        `writer` puts appends into the files; by default each append is stored at once.
+        `writer` writes appends into the files. The default writer stores each append at once.
         """
         self.paths = paths
-        """The directories of the files."""
+        """The directories of the log's files."""
         self.file_size = file_size
         self.starts = paths.find()
-        """The physical offsets at which the files start, ascending."""
+        """The physical offsets at which the log's files start, ascending."""
         self._writer = writer or LogWriter(file_size)
         self._files = self._writer.files
-        """The files open for writing: those that are not completely flushed."""
+        """The files open for writing, by start offset: the files that are not completely flushed."""
         self._allocator: Allocator | None = None
-        """Makes the next file; None before `open_for_append` and after `close`."""
+        """Creates the next file in the background; None before `open_for_append` and after `close`."""
         self.end_offset = 0
-        """The end of the written part of the log."""
+        """The physical offset at which the written part of the log ends."""
         self.flushed_offset = 0
-        """The end of the part of the log that is on disk."""
+        """The physical offset up to which the log is on disk."""
         self._store_timestamp_ms = 0
         """The store time of the last written record."""
         self.flushed_store_timestamp_ms = 0
-        """The store time of the last record that is on disk; 0: none since the store was opened."""
+        """The store time of the newest record that is on disk; 0 if nothing was flushed since the store was
+        opened."""
         self._used_ends: dict[int, tuple[int, int]] = {}
-        """Cached results of `used_end` before the log is open: the position and the result, by a file's start."""
+        """Cached results of `used_end` before the log is open for appends: (position, result), by the file's start
+        offset."""
         self._staged_end = 0
-        """The end of the staged bytes; at most `end_offset` if nothing is staged."""
+        """The end of the staged bytes (written after the log's end, not yet part of the log). At most `end_offset` if
+        nothing is staged."""
         self._easy_end = 0
-        """Records that end before this offset, with space for a BLANK after them, need no `reserve`."""
+        """A record that ends before this offset can be written without calling `reserve`, if space for a BLANK
+        (end-of-file marker) remains after it."""
         self._begin(self.starts[-1] + file_size if self.starts else 0)
 
     @classmethod
     def of(cls, settings: StoreSettings) -> Self:
-        """Open the log that the settings name, with the writer that they choose.
+        """Open the log that `settings` describe, with the writer that the settings choose.
 
-        Errors as of the constructor. OSError: the address space is too small for the transient store pool.
+        Raises the errors of the constructor. Raises OSError if the address space is too small for the transient store
+        pool.
         """
         file_size = settings.mapped_file_size_commit_log_bytes
         return cls(LogPaths.of(settings), file_size, _choose_writer(settings, file_size))
 
     @property
     def min_offset(self) -> int:
-        """The physical offset at which the first file starts; 0 if there are no files."""
+        """The physical offset at which the log's first file starts; 0 if the log has no files."""
         return self.starts[0] if self.starts else 0
 
     def _begin(self, end_offset: int) -> None:
-        """Set the log's end: everything before `end_offset` is in the files, and nothing follows."""
+        """Set the log's end to `end_offset`: everything before it is in the files, and nothing follows."""
         self.end_offset = self.flushed_offset = end_offset
         self._staged_end = self._easy_end = 0
         self._writer.begin_at(end_offset)
 
     @property
     def committed_offset(self) -> int:
-        """The end of the bytes that can be read from the files. Without a pool these are all written bytes."""
+        """The physical offset up to which the log can be read from the files. Without a transient store pool this is
+        the log's end."""
         return self._writer.committed_offset(self.end_offset)
 
     @property
     def has_pool(self) -> bool:
-        """True if appends enter the files only when they are committed."""
+        """True if a transient store pool buffers appends, so that they are written to the files only at a
+        commit."""
         return self._writer.is_buffered
 
     def call_on_commit(self, callback: Callable[[int], None]) -> None:
-        """Register `callback`, called before a commit returns with the end of the bytes that it wrote to the files."""
+        """Register `callback`. Each commit calls it before returning, with the physical offset up to which the files
+        are written."""
         self._writer.on_commit = callback
 
     def path(self, start: int) -> Path:
-        """Return the path of the file that starts at physical offset `start`."""
+        """Return the path of the log file that starts at physical offset `start`."""
         return self.paths.path(start)
 
     def open_for_append(self, end_offset: int) -> int:
         """Cut the log at `end_offset` and prepare for appends there. Returns the number of bytes cut.
 
-        Later files are deleted. The rest of former records after the end is zeroed (RocketMQ leaves it). Otherwise an
-        append over it could end where an old record starts, and the next recovery would mistake the old record for a
-        new one.
+        Later files are deleted. The rest of old records after the end is zeroed (RocketMQ leaves it). Otherwise a new
+        append could end exactly where an old record starts, and the next recovery would take the old record for a new
+        one.
         """
         used_end = end_offset
         while self.starts and self.starts[-1] + self.file_size > end_offset:
@@ -146,7 +156,7 @@ class CommitLog:
                 break
             file.close()
             disk.unlink(file.path)
-            # Delete one by one: a power cut must not lose a file in the middle and keep a later one.
+            # Sync after each deletion: a power cut must not lose a file in the middle and keep a later one.
             disk.sync_directory(file.path.parent)
             self.paths.forget_file(self.starts.pop())
         self._begin(end_offset)
@@ -155,9 +165,11 @@ class CommitLog:
         return used_end - end_offset
 
     def used_end(self, start: int, position: int) -> int:
-        """Return the end of the last byte that is not zero in the file at `start`, from `position` on.
+        """Return the offset after the last non-zero byte of the file that starts at `start`, searching from `position`
+        on.
 
-        Returns `position` if all are zero. For a log that is not open for appends yet. OSError.
+        Returns `position` if all bytes from there on are zero. Call this only before the log is open for appends.
+        Raises OSError if the disk failed.
         """
         asked, used = self._used_ends.get(start, (-1, 0))
         if asked != position:
@@ -170,9 +182,8 @@ class CommitLog:
         return used
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let an empty log begin at an offset. InvalidArgumentError unless the log is empty and a file may begin
-        there.
-        """
+        """Set the physical offset at which an empty log begins. Raises InvalidArgumentError if the log is not empty, or
+        no file may begin at this offset."""
         if self.starts or physical_offset % self.file_size:
             raise InvalidArgumentError(
                 f"the log in {self.paths} cannot begin at {physical_offset}: it has files, or files of "
@@ -181,21 +192,21 @@ class CommitLog:
         self._begin(physical_offset)
 
     def plan_append(self, batches: Sequence[NDArray[np.int64]]) -> tuple[list[list[AppendSpan]], int]:
-        """Plan the spans of batches appended to the log's end. Also returns the new end. Writes nothing.
+        """Plan the spans of batches that are appended to the log's end. Also returns the new end. Writes nothing.
 
-        `batches`: for each batch, the bytes from its start to the end of each record. MessageIllegalError: a record is
-        longer than a file.
+        `batches`: for each batch, the bytes from its start to the end of each record. Raises MessageIllegalError if a
+        record is longer than a file.
         """
         return plan_append(batches, self.end_offset, self.file_size)
 
     def reserve(self, new_end: int, *, for_state: bool = False) -> None:
-        """Make the files up to the one that holds the byte before `new_end`, so that writing there needs no more disk
-        space.
+        """Create all files up to offset `new_end`, so that writing up to this offset needs no more disk space.
 
-        For messages, keep room after `new_end` for the broker's state, in this file or the next. `for_state`: the
-        append holds only that state. Drops staged bytes, because an append is about to overwrite them.
+        If the append contains messages, also keep room after `new_end` for the broker's state, in this file or the
+        next. `for_state`: the append contains only the broker's state. Drops staged bytes, because an append is about
+        to overwrite them.
 
-        OSError: a file cannot be made; the log is unchanged, except for files that are still empty.
+        Raises OSError if a file cannot be created. The log is then unchanged, except for files that are still empty.
         """
         assert self._allocator is not None
         self.drop_staged()
@@ -219,18 +230,21 @@ class CommitLog:
         self._easy_end = min(easy_end, self._writer.make_pages(self.end_offset, new_end))
 
     def has_room_for(self, size: int) -> bool:
-        """True if a record of `size` bytes may be written at the log's end without planning and reserving."""
+        """Return True if a record of `size` bytes may be written at the log's end without `plan_append` and
+        `reserve`."""
         return self.end_offset + size + BLANK_LENGTH <= self._easy_end
 
     def goes_on_in_file(self, size: int) -> bool:
-        """True if a record of `size` bytes goes to the log's end, and not to the start of the next file."""
+        """Return True if a record of `size` bytes fits into the current file, so that it does not start the
+        next file."""
         return self.end_offset % self.file_size + size + BLANK_LENGTH <= self.file_size
 
     def write_record(self, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes) -> bool:
-        """Stamp and write one record at the log's end, in fewer steps than `write`.
+        """Write one record at the log's end, on a faster path than `write`. The record gets its queue offset, physical
+        offset, store time and store host.
 
-        The record has no property CRC, and there is room for it (`has_room_for`, or `goes_on_in_file` and `reserve`).
-        Returns False, and does nothing, if the record has to be written by `write`.
+        The record must have no property CRC, and the caller has checked that there is room (`has_room_for`, or
+        `goes_on_in_file` and `reserve`). Returns False, and does nothing, if the record must be written by `write`.
         """
         end_offset = self.end_offset
         if not self._writer.write_record(end_offset, record, queue_offset, store_timestamp_ms, store_host):
@@ -240,7 +254,7 @@ class CommitLog:
         return True
 
     def has_buffer_for(self, size: int) -> bool:
-        """True if an append of `size` bytes does not have to wait for a commit to free a buffer."""
+        """Return True if an append of `size` bytes does not have to wait until a commit frees a buffer."""
         return self._writer.has_buffer_for(self.end_offset, size)
 
     def write(
@@ -252,80 +266,89 @@ class CommitLog:
         *,
         whole: bool = True,
     ) -> None:
-        """Write records at an offset from `plan_append`, into files that `reserve` made, then move the log's end.
+        """Write records at an offset from `plan_append`, into files that `reserve` created, then advance the log's end.
 
-        `stamp` fills in the fields that only the store can set, in a copy; None: the records are stamped already.
+        `stamp` fills in the fields that only the store can set, in a copy; None: the records have these fields already.
         Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. On return the records survive the end of
-        this process, but not a power cut; with a pool they survive it once they are committed. After an OSError the
-        log's end has not moved.
+        this process, but not a power cut. With a transient store pool they survive the end of this process only after a
+        commit. After an OSError the log's end is unchanged.
         """
         self._writer.write(self.end_offset, physical_offset, records, stamp, whole=whole)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     def write_through(self, physical_offset: int, records: memoryview, store_timestamp_ms: int) -> None:
-        """Write stamped records as `write` does, into the files even if there is a pool."""
+        """Write complete records (with offsets and store time) as `write` does, but directly into the files even if the
+        log has a transient store pool."""
         self._writer.write_through(self.end_offset, physical_offset, records, None)
         self.end_offset = physical_offset + len(records)
         self._store_timestamp_ms = store_timestamp_ms
 
     @property
     def staged_end(self) -> int:
-        """The end of the staged bytes; the log's end if nothing is staged."""
+        """The physical offset at which the staged bytes end (bytes after the log's end, not yet part of the log); the
+        log's end if nothing is staged."""
         return max(self._staged_end, self.end_offset)
 
     def stage(self, physical_offset: int, data: Bytes) -> None:
-        """Write a part of something that is appended in parts to a file that `reserve` made, and flush it.
+        """Write one part of an append that arrives in several parts (staging), to a file that `reserve` created, and
+        flush the file.
 
-        The log's end stays until `take_staged` moves it after the last part. Recovery cuts off staged bytes. OSError:
-        the disk failed.
+        The log's end does not change until `take_staged` is called after the last part. Recovery cuts off staged bytes.
+        Raises OSError if the disk failed.
         """
         start = physical_offset - physical_offset % self.file_size
-        self._easy_end = 0  # the next append calls `reserve`, which drops the staged bytes
+        self._easy_end = 0  # the next append then calls `reserve`, which drops the staged bytes
         self._staged_end = physical_offset + len(data)
         self._files[start].write(physical_offset - start, data)
         self._files[start].flush()
 
     def staged_bytes(self, physical_offset: int, end_offset: int) -> bytes:
-        """Read the staged bytes in a range. OSError."""
+        """Read staged bytes (written after the log's end, not yet part of the log) between two physical offsets. Raises
+        OSError if they cannot be read."""
         start = physical_offset - physical_offset % self.file_size
         with self.path(start).open("rb") as file:
             file.seek(physical_offset - start)
             return file.read(end_offset - physical_offset)
 
     def take_staged(self) -> None:
-        """Move the log's end to the end of the staged bytes. OSError: the disk failed."""
+        """Make the staged bytes part of the log: advance the log's end to the end of these bytes. Raises OSError if the
+        disk failed."""
         self._writer.commit(self.end_offset)
-        # Skip before the log's end moves: otherwise a commit could write old buffer content there.
+        # Call `skip_to` before the log's end changes. Otherwise a commit could write old buffer content over the staged
+        # bytes.
         self._writer.skip_to(self._staged_end)
         self.end_offset = self._staged_end
 
     def drop_staged(self) -> None:
-        """Zero the staged bytes, if any. OSError: the disk failed."""
+        """Discard the staged bytes, which are not yet part of the log, by overwriting them with zeros. Raises OSError
+        if the disk failed."""
         if self._staged_end > self.end_offset:
             start = self.end_offset - self.end_offset % self.file_size
             self._files[start].zero(self.end_offset - start, self._staged_end - start)
         self._staged_end = 0
 
     def commit(self) -> int:
-        """Bring everything written into the files, and return the end. Any thread may call it.
+        """Write everything appended so far into the files, and return the log's end. Any thread may call this method.
 
-        OSError: the disk failed; every later commit raises it, too.
+        Raises OSError if the disk failed. Every later commit then raises the error, too.
         """
         end_offset = self.end_offset
         self._writer.commit(end_offset)
         return end_offset
 
     def flush(self) -> int:
-        """Wait until everything written so far is on disk, and return its end. Called by one thread at a time."""
-        store_timestamp_ms = self._store_timestamp_ms  # Read before the end: never newer than what is flushed.
+        """Wait until everything written so far is on disk, and return the flushed offset. Only one thread at a time may
+        call this method."""
+        # Read the time before the end: it must not be newer than the flushed records.
+        store_timestamp_ms = self._store_timestamp_ms
         target = self.commit()
         start = self.flushed_offset - self.flushed_offset % self.file_size
         while start < target:
             file = self._files[start]
             file.flush()
             if target >= start + self.file_size:
-                # The writer does not return to this file.
+                # The file is full and flushed, so no thread writes to it again.
                 del self._files[start]
                 file.close()
             start += self.file_size
@@ -334,10 +357,10 @@ class CommitLog:
         return target
 
     def drop_files_before(self, physical_offset: int) -> list[Path]:
-        """Let the log start at the first file that ends after `physical_offset`, and return the earlier files.
+        """Remove the files that end at or before `physical_offset` from the log, and return their paths.
 
-        The caller then deletes those files. Drops only files that are on disk, and never the last one. Called under the
-        append lock.
+        The caller then deletes these files. Keeps the last file and files that are not completely on disk. Called under
+        the append lock.
         """
         limit = min(physical_offset, self.flushed_offset)
         kept = [start for start in self.starts[:-1] if start + self.file_size > limit] + self.starts[-1:]
@@ -346,7 +369,7 @@ class CommitLog:
         return [self.paths.forget_file(start) for start in forgotten]
 
     def close(self) -> None:
-        """Drop staged bytes, stop preparing files and close the open files, without a flush. Idempotent."""
+        """Drop staged bytes, stop the allocator thread and close the open files, without a flush. Idempotent."""
         try:
             self.drop_staged()
         except OSError as error:
@@ -360,7 +383,7 @@ class CommitLog:
 
 
 def _choose_writer(settings: StoreSettings, file_size: int) -> LogWriter:
-    """Choose the writer that the settings need. An option's module is imported only if the option is on."""
+    """Return the writer that the settings need. An option's module is imported only if the option is on."""
     if settings.transient_store_pool_enable:
         from storage.log.pool_writer import PoolWriter
         from storage.log.transient_store_pool import TransientStorePool

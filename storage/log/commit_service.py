@@ -1,10 +1,11 @@
-"""The thread that commits a transient store pool: from its buffers to the log's files (spec/storage.md §6).
+"""The thread that commits the transient store pool: it writes the pool's buffers to the log's files (spec/storage.md
+§6).
 
-An append wakes the thread once a commit pays off; otherwise the thread commits at intervals. Consumers and other
-replicas see only committed bytes, so this thread reports what is stored.
+An append wakes the thread when enough bytes are buffered. Otherwise the thread commits at intervals. Consumers and
+other replicas see only committed bytes, so this thread reports up to which offset the log is stored.
 
-A failed commit ends the service, because the content of the files is then unknown. A failed flush does the same
-(flush_service.py).
+A failed commit stops the thread, because the content of the files is then unknown. A failed flush stops the flush
+thread likewise (flush_service.py).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class CommitService:
-    """The commit thread of one commit log that has a pool.
+    """The commit thread of one commit log that has a transient store pool.
 
-    The thread calls `on_committed(end)` after each commit, and `close` calls it for the last; `on_failed(error)` is
-    called once, if a commit fails. With `at_once` each append wakes the thread, however small, because a caller waits
-    for it.
+    The thread calls `on_committed(end)` after each commit, and `close` does so after the last commit.
+    `on_failed(error)` is called once, if a commit fails. With `at_once` each append wakes the thread, even for few
+    bytes, because a caller waits for the commit.
     """
 
     def __init__(
@@ -49,19 +50,19 @@ class CommitService:
         self._thread.start()
 
     def appended(self) -> None:
-        """Wake the thread, if a commit pays off, after an append or a write past the pool. Called under the append
-        lock.
-        """
+        """Wake the thread after an append if there is enough to commit, or if bytes were written directly to the files.
+        Called under the append lock."""
         if not self._wake.is_set() and self._is_worth_it():
             self._wake.set()
 
     def _is_worth_it(self) -> bool:
-        """True if there is enough to commit, or if bytes in the files have not been reported."""
+        """Return True if there is enough to commit, or if bytes in the files have not been reported to
+        `on_committed`."""
         pending = self._commit_log.end_offset - self._commit_log.committed_offset
         return pending <= 0 or pending >= self._least_bytes
 
     def close(self) -> None:
-        """Stop the thread, and commit what is left unless a commit has failed. Idempotent."""
+        """Stop the thread, and commit the rest unless a commit has failed. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(FLUSH_STOP_TIMEOUT_S)
@@ -75,7 +76,8 @@ class CommitService:
             self._wake.clear()
             if self._stopping:
                 return
-            # Check again: an append during the last commit may have woken this thread for bytes that the commit took.
+            # Check again: an append during the last commit may have woken this thread, but that commit already wrote
+            # the append.
             worth_it = woken and self._is_worth_it()
             thorough_s = self._settings.commit_commit_log_thorough_interval_ms / 1000
             if worth_it or time.monotonic() - last_commit_s >= thorough_s:

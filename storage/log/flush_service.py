@@ -1,13 +1,14 @@
 """Group commit: one thread flushes the log, and each flush completes all appends that waited for it.
 
-SYNC_FLUSH: an append requests a flush up to its end and waits. While the disk works, more appends arrive; the next
-flush takes them all. ASYNC_FLUSH: appends do not wait; the thread flushes at intervals (spec/storage.md §6).
+With SYNC_FLUSH an append requests a flush up to its end and waits. While the disk works, more appends arrive, and the
+next flush covers all of them. With ASYNC_FLUSH appends do not wait; the thread flushes at intervals (spec/storage.md
+§6).
 
 Bytes stored into the log's maps are flushed by the file's descriptor (disk.flush), like bytes written by `pwrite`.
-`is_flushed` answers without a lock, and `on_progress` reports when to ask again, so no caller has to block.
+`is_flushed` needs no lock, and `on_progress` reports when to call `is_flushed` again, so no caller has to block.
 
-A failed flush ends the service: it is unknown what is on disk, and the kernel may report success for the same pages
-next time. The store is notified of the failure, and takes no more appends.
+A failed flush stops the thread: it is unknown what is on disk, and the kernel may report success for the same pages at
+the next flush. The store is notified of the failure, and accepts no more appends.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ FLUSH_STOP_TIMEOUT_S: Final = 60.0
 class FlushService:
     """The flush thread of one commit log.
 
-    After each flush the thread calls `on_flushed(end)`, before the waiting appends continue. If a flush fails it calls
-    `on_failed(error)` once. After either callback it calls `on_progress()`; `is_flushed` and `failed` then agree with
-    the callback.
+    After each flush the thread calls `on_flushed(end)`, before the waiting appends continue. If a flush fails, the
+    thread calls `on_failed(error)` once. After either callback it calls `on_progress()`; `is_flushed` and `failed` then
+    already have their new values.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class FlushService:
         self._requested = commit_log.flushed_offset
         """The highest log offset up to which a flush was requested."""
         self._flushed_before: int | None = None
-        """The flushed end before the current flush; None while no flush runs."""
+        """The log offset up to which the log was flushed before the current flush began; None while no flush
+        runs."""
         self._stopping = False
         self.failed = False
         """True once a flush has failed."""
@@ -65,21 +67,23 @@ class FlushService:
             self._changed.notify_all()
 
     def is_flushed(self, end_offset: int) -> bool:
-        """True if the log is on disk up to `end_offset` and `on_flushed` has returned. Any thread may ask."""
+        """Return True if the log is on disk up to `end_offset` and `on_flushed` has returned. Any thread may call this
+        method."""
         # Read `flushed_offset` first: if no flush runs afterwards, `on_flushed` has returned for this offset.
         flushed = self._commit_log.flushed_offset
         before = self._flushed_before
         return (flushed if before is None else before) >= end_offset
 
     def wait_for(self, end_offset: int, timeout_s: float) -> bool:
-        """Request a flush up to `end_offset` and wait. False after `timeout_s`, or after a failed flush."""
+        """Request a flush up to `end_offset` and wait for it. Returns False after `timeout_s`, or if a flush
+        failed."""
         self.request(end_offset)
         with self._changed:
             self._changed.wait_for(lambda: self.failed or self.is_flushed(end_offset), timeout_s)
             return self.is_flushed(end_offset)
 
     def close(self) -> None:
-        """Stop the thread, and flush what is left unless a flush has failed. Idempotent."""
+        """Stop the thread, and flush the rest unless a flush has failed. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

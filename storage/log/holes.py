@@ -1,12 +1,14 @@
-"""The holes of a log: damaged bytes that are followed by intact records. Recovery keeps and names them.
+"""The holes of a log. A hole is a range of damaged bytes that is followed by intact records. Recovery keeps holes and
+lists them in a file.
 
 On disk
     holes       1a2b3c4d                            the CRC-32 of the next line
                 [[offset, size, reason], …]         ascending; no two touch in one file
 
-The file is missing while the log has no hole. Recovery finds the holes of the part that it walks, and takes earlier
-holes from this file. A hole ends when intact bytes replace it, or when retention deletes its log file. If a master has
-a hole that no replica can mend, its slaves copy the damaged bytes and record the same hole (chunk_appender.py).
+The file is missing while the log has no hole. Recovery finds the holes of the part of the log that it scans, and takes
+earlier holes from this file. A hole is removed from the table when intact bytes replace it, or when retention deletes
+its log file. If a master has a hole that no replica can repair, its slaves copy the damaged bytes and record the same
+hole (chunk_appender.py).
 """
 
 from __future__ import annotations
@@ -25,21 +27,23 @@ from storage.files.damage import DamageNotes
 
 HOLES_FILE: Final = "holes"
 PLACE_REASON: Final = "the place of a record in its queue is damaged"
-"""The reason of a hole begins so if the record's bytes pass all checks (storage/recovery/misfits.py)."""
+"""Beginning of a hole's reason if the record's bytes pass all checks, but its place in the queue is wrong
+(storage/recovery/misfits.py)."""
 
 
 class HoleTable:
-    """The holes of one store's log. Changed by one thread at a time; `holes` can be read without a lock."""
+    """The holes (damaged ranges) of one store's log. Only one thread at a time may change the table; any thread can
+    read `holes` without a lock."""
 
     def __init__(self, root: Path, damage: DamageNotes) -> None:
-        """Read the file, if it exists. OSError. `damage` records a file that cannot be read."""
+        """Read the file, if it exists. If the file is damaged, that is recorded in `damage`. Raises OSError if the disk
+        failed."""
         self._path = root / HOLES_FILE
         self.holes: tuple[Hole, ...] = ()
-        """All holes, ascending."""
+        """All holes, ascending by physical offset."""
         self.mended_bytes = self.mended_holes = 0
-        """The number of damaged bytes replaced by intact ones since the store was opened, and of holes that ended by
-        that.
-        """
+        """Numbers of damaged bytes that intact bytes replaced, and of holes removed by this repair, since the store was
+        opened."""
         try:
             crc, _, text = self._path.read_bytes().partition(b"\n")
             if crc != b"%08x" % crc32(text):
@@ -51,9 +55,9 @@ class HoleTable:
             damage.note(f"{self._path} is damaged ({error}): the holes that it named are found when they are read")
 
     def replace(self, holes: Iterable[Hole], file_size: int) -> None:
-        """Replace the table by these holes, and join holes that touch within one file of `file_size` bytes.
+        """Replace all holes of the table by `holes`, and join holes that touch within one file of `file_size` bytes.
 
-        On return they are on disk. OSError: the table is unchanged.
+        On return the new holes are on disk. After an OSError the table is unchanged.
         """
         merged: list[Hole] = []
         for hole in sorted(holes, key=lambda one: one.offset):
@@ -73,15 +77,17 @@ class HoleTable:
         self.holes = tuple(merged)
 
     def from_offset(self, physical_offset: int) -> tuple[Hole, ...]:
-        """Return the holes that end after a physical offset, where the log starts."""
+        """Return the holes that end after `physical_offset`, the offset where the log starts."""
         return tuple(hole for hole in self.holes if hole.end_offset > physical_offset)
 
 
 def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, list[tuple[int, int]]]]:
-    """Share `count` missing records of a queue among holes, in order. Returns the records' places in each hole.
+    """Distribute `count` missing records of a queue over holes (damaged ranges), in order. Returns, for each hole, the
+    places of its records.
 
     A place is a physical offset and a size. The number of records in a hole is unknown: each hole gets one record, and
-    the largest hole gets all others. Empty if there is no hole, or if the largest hole is too small for its records.
+    the largest hole gets all others. Returns an empty list if there is no hole, or if the largest hole is too small for
+    its records.
     """
     holes = holes[:count]
     if not holes:
@@ -94,14 +100,15 @@ def share_among_holes(holes: Sequence[Hole], count: int) -> list[tuple[Hole, lis
     shared = []
     for hole, records in zip(holes, room, strict=True):
         step = hole.size // records
-        # Units this small never count as a message, even if an intact message lies at a wrong place.
+        # A queue unit of this small size never counts as a message, even if an intact record happens to be at its
+        # offset.
         size = min(step, MIN_RECORD_SIZE)
         shared.append((hole, [(hole.offset + step * record, size) for record in range(records)]))
     return shared
 
 
 def reason_of(record: memoryview, physical_offset: int) -> str:
-    """Describe what is wrong with damaged bytes that should be the record at a physical offset."""
+    """Describe the damage of the bytes that should be the record at `physical_offset`."""
     if not any(record):
         return f"{len(record)} bytes that should be a record are zero"
     try:

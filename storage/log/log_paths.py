@@ -1,4 +1,4 @@
-"""Choosing and finding the paths of a log's files: in one directory, or in several (spec/storage.md §1, multi-path).
+"""Choose and find the paths of a log's files, in one directory or in several (spec/storage.md §1, multi-path).
 
 On disk
     commitlog/00000000000000000000              below the store's root, unless store_path_commit_log is set
@@ -6,11 +6,11 @@ On disk
     /disk2/00000000001073741824
     /disk2/.new/commitlog                       while a file grows to its size
 
-The i-th file is made in the i-th of the directories that may be written and whose disks are not full, in alphabetical
-order and round-robin. The directories are the only list of the files: a file is found in any of them.
+New files are distributed round-robin, in alphabetical order, over the directories that are writable and whose disks are
+not full. There is no list of the files besides the directories: a file may be in any of them.
 
-RocketMQ 4.9 loads no log from a directory that holds anything else. So `.new` exists only while a file grows; a killed
-process may leave it until the next open.
+RocketMQ 4.9 loads no log from a directory that contains anything else. So `.new` exists only while a file grows; a
+killed process may leave `.new` until the next open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _REMEDY_OF_SEVERAL: Final = f"see that the disks of store_path_commit_log are al
 
 
 class LogPaths:
-    """The directories of one log, and the path of each file. Each change is one dict operation."""
+    """The directories of one log, and the path of each log file. Each change is a single dict operation, so readers
+    need no lock."""
 
     def __init__(
         self,
@@ -45,16 +46,17 @@ class LogPaths:
         read_only: Iterable[Path] = (),
         full_ratio: float = 1.0,
     ) -> None:
-        """Make the directories.
+        """Create the directories.
 
-        Directories that are `read_only` are not made, and get no new files. A disk that is fuller than `full_ratio`
-        gets no new files, unless all disks are.
+        Directories in `read_only` are not created, and get no new files. A disk whose used share exceeds `full_ratio`
+        gets no new files, unless this holds for all disks.
         """
         self._root, self._file_size, self._full_ratio = root, file_size, full_ratio
         self._writable = sorted(set(directories) or {root / COMMIT_LOG_DIR})
         self.directories = sorted({*self._writable, *read_only})
         self.is_elsewhere = self.directories != [root / COMMIT_LOG_DIR]
-        """True if the log is on disks of its own, which may be missing while the root exists."""
+        """True if the log is in directories of its own, whose disks may be missing while the store's root
+        exists."""
         self._paths: dict[int, Path] = {}
         for directory in self._writable:
             disk.make_directory(directory)
@@ -62,7 +64,7 @@ class LogPaths:
 
     @classmethod
     def of(cls, settings: StoreSettings) -> LogPaths:
-        """Return the directories that the settings name."""
+        """Return the log directories that the settings name."""
         return cls(
             settings.store_path_root_dir,
             settings.mapped_file_size_commit_log_bytes,
@@ -75,19 +77,17 @@ class LogPaths:
         return ", ".join(map(str, self.directories))
 
     def find(self) -> list[int]:
-        """Return the physical offsets at which the files start, ascending. StoreCorruptError if they do not form a
-        log.
-        """
+        """Return the physical offsets at which the log's files start, ascending. Raises StoreCorruptError if the files
+        do not form a log."""
         remedy = _REMEDY_OF_SEVERAL if self.is_elsewhere else _REMEDY
         self._paths = list_files(self.directories, self._file_size, remedy=remedy)
         return list(self._paths)
 
     def require_up_to(self, physical_offset: int) -> None:
-        """Raise StoreCorruptError if the log is known to have reached `physical_offset`, and its last files are
-        missing.
+        """Raise StoreCorruptError if the log is known to have reached `physical_offset` but its last files are missing.
 
-        A disk may be absent. The log would then end too early, and new records would get the offsets of the missing
-        ones.
+        A disk may be missing. Without this check the log would end too early, and new records would get the offsets of
+        the missing records.
         """
         end_offset = max(self._paths, default=-self._file_size) + self._file_size
         if self.is_elsewhere and end_offset < physical_offset:
@@ -97,18 +97,21 @@ class LogPaths:
             )
 
     def path(self, start: int) -> Path:
-        """Return the path of the file that starts at `start`; for a missing file, the path it would have."""
+        """Return the path of the log file that starts at offset `start`. For a missing file, return the path that it
+        would have."""
         known = self._paths.get(start)
         return known or self._directory_of(start, self._writable) / file_name(start)
 
     def choose_path(self, start: int) -> tuple[Path, Path]:
-        """Choose and remember the path of a new file, and a scratch path on the same disk to make it under.
+        """Choose the path of a new log file, and a scratch path on the same disk under which the file is created. The
+        chosen path is remembered.
 
-        The caller passes the scratch path to `remove_scratch` afterwards. OSError: the disk failed.
+        Afterwards the caller passes the scratch path to `remove_scratch`. Raises OSError if the disk failed.
         """
         directory, before = self._writable[0], self._paths.get(start)
         if before is not None and before.exists():
-            # An earlier attempt failed after the file was made. Use the same directory: two files must not exist.
+            # An earlier attempt failed after it had created the file. Use the same directory, so that no second file
+            # with this name exists.
             directory = before.parent
         elif len(self._writable) > 1:
             not_full = [one for one in self._writable if disk_usage(one) <= self._full_ratio]
@@ -126,7 +129,8 @@ class LogPaths:
             disk.unlink(scratch)
 
     def forget_file(self, start: int) -> Path:
-        """Remove the file that starts at `start`, which is about to be deleted, from the list. Returns its path."""
+        """Remove the file that starts at `start`, which is about to be deleted, from the known files. Returns
+        its path."""
         return self._paths.pop(start)
 
     def _directory_of(self, start: int, directories: list[Path]) -> Path:

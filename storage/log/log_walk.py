@@ -1,8 +1,8 @@
-"""Walks the log over whole records, and continues after damaged ones.
+"""Scan the log record by record, and continue after damaged records.
 
-Records are not aligned, so the start of the next record follows only from the size of the current one. If that record
-is damaged, its size may be damaged too. A later record is found by its own content: its magic, its own physical offset,
-and a body that matches its CRC. Nothing else in a log looks like that.
+Records are not aligned, so the start of the next record follows only from the size of the current record. If the
+current record is damaged, its size may be damaged too. Then a later record is found by its own content: its magic, its
+own physical offset, and a body that matches its CRC. Nothing else in a log has this content.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from raymq.records.kernels.fields import Bytes, Ints
 from raymq.records.logfiles.log_reader import LogReader
 
 _SEARCH_BYTES: Final = 1 << 20
-"""The number of bytes searched for a magic at a time."""
+"""The number of bytes that one step of the search for a record's magic covers."""
 _MAGIC_BYTES: Final = 4
 _MAGIC_PREFIX: Final = MAGIC_V1.to_bytes(_MAGIC_BYTES, signed=True)[:3]
-"""The bytes with which both magics of a record begin."""
+"""The first bytes that both record magics have in common."""
 _BLANK_BYTES: Final = BLANK_MAGIC.to_bytes(_MAGIC_BYTES, signed=True)
 
 logger = logging.getLogger(__name__)
 
 
 class WalkedRecords(NamedTuple):
-    """Records of one file, back to back: `data` begins at `physical_offset`, the records in it at `starts`.
+    """Records of one log file, back to back: `data` begins at `physical_offset`; `starts` are the positions of the
+    records in `data`.
 
-    The walk continues at `end_offset`: the end of the last record, the next intact record if damaged bytes follow, or
-    the next file if this file ends there.
+    The scan continues at `end_offset`. This is the end of the last record, or the next intact record if damaged bytes
+    follow. If this file ends after the records, `end_offset` is the start of the next file.
     """
 
     data: Bytes
@@ -51,11 +52,12 @@ class WalkedRecords(NamedTuple):
 
 
 def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int) -> WalkedRecords:
-    """Return about `max_bytes` of records between `physical_offset`, where one starts, and `limit`, where one ends.
+    """Read about `max_bytes` of records between `physical_offset`, the start of a record, and `limit`, the end of a
+    record.
 
     Only sizes and magics are checked: everything before `limit` was checked when it was written or recovered. If a
-    record is damaged even so, that is logged, and the walk continues at the next intact record. DataLossError: the file
-    was deleted.
+    record is damaged nevertheless, the damage is logged, and the scan continues at the next intact record. Raises
+    DataLossError if the file was deleted.
     """
     file_size = reader.commit_log_file_size
     file_start = physical_offset - physical_offset % file_size
@@ -63,7 +65,8 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
     starts, end = walk_records(data, 0, max_bytes)
     end_offset = physical_offset + end
     if end < min(max_bytes, len(data)):
-        # End at `limit` if that is before the file's end: a hole may be the last part of a replica's log.
+        # Stop at `limit` if `limit` is before the end of the file: a hole (damaged range) may be the last part of a
+        # replica's log.
         end_offset = min(limit, file_start + file_size)
         if not is_blank(data, end):
             file = reader.log_bytes(file_start, min(limit, file_start + file_size))
@@ -78,19 +81,20 @@ def walk_log(reader: LogReader, physical_offset: int, limit: int, max_bytes: int
 def resume_behind(
     data: memoryview, file_start: int, position: int, limit: int | None = None, **checks: bool
 ) -> int | None:
-    """Return the position after a damaged record at which the log continues: an intact record, or the file's BLANK.
+    """Return the position after a damaged record at which the log continues: at an intact record, or at the file's
+    BLANK (end-of-file marker).
 
-    Returns None if neither follows in the file. The damaged record starts at `position`. `data` is the file, or its
-    beginning; `file_start` its physical offset. Only records that start before `limit` are searched; None: up to the
-    end of `data`. `checks` are the options of `check_record`.
+    Returns None if the file contains neither after the damaged record. The damaged record starts at `position`. `data`
+    is the file or its beginning, and `file_start` the physical offset of the file. Only records that start before
+    `limit` are searched; None: up to the end of `data`. `checks` are the options of `check_record`.
     """
     limit = len(data) if limit is None else min(limit, len(data))
     named = position + int.from_bytes(data[position : position + _MAGIC_BYTES], signed=True)
     is_named = position + MIN_RECORD_SIZE <= named < limit
     if not is_named or not (fills_file(data, named) or is_intact(data, file_start, named, **checks)):
         return next(_intact_from(data, file_start, position + 1, limit, checks), None)
-    # The size leads to an intact record. A wrong size may still skip some records. Skipped records lie back to back up
-    # to there; a record inside of a body does not.
+    # The damaged record's size leads to an intact record, but a wrong size may skip some records. Skipped records are
+    # back to back up to that intact record; a record inside of a body is not.
     for found in _intact_from(data, file_start, position + 1, named, checks):
         if _lead_to(data, file_start, found, named, checks):
             return found
@@ -98,7 +102,8 @@ def resume_behind(
 
 
 def is_intact(data: memoryview, file_start: int, position: int, **checks: bool) -> bool:
-    """True if a record at `position` of a log file passes `checks` and holds the physical offset of that position."""
+    """Return True if the record at `position` of a log file passes `checks` and contains the physical offset of its
+    position."""
     size, good = check_record(data, position, **checks)
     if not good or size <= 0:
         return False
@@ -110,12 +115,13 @@ def is_intact(data: memoryview, file_start: int, position: int, **checks: bool) 
 
 
 def fills_file(data: memoryview, position: int) -> bool:
-    """True if the BLANK at `position` of a whole file's `data` holds the right number of remaining bytes."""
+    """Return True if the BLANK (end-of-file marker) at `position` of a whole file's `data` states the correct number of
+    remaining bytes."""
     return is_blank(data, position) and int.from_bytes(data[position : position + _MAGIC_BYTES]) == len(data) - position
 
 
 def _lead_to(data: memoryview, file_start: int, position: int, target: int, checks: dict[str, bool]) -> bool:
-    """True if intact records lie back to back from `position` up to `target`."""
+    """Return True if intact records are back to back from `position` up to `target`."""
     while position < target and is_intact(data, file_start, position, **checks):
         position += int.from_bytes(data[position : position + _MAGIC_BYTES])
     return position == target
@@ -124,7 +130,8 @@ def _lead_to(data: memoryview, file_start: int, position: int, target: int, chec
 def _intact_from(
     data: memoryview, file_start: int, position: int, limit: int, checks: dict[str, bool]
 ) -> Iterator[int]:
-    """Yield the positions in [`position`, `limit`) at which an intact record or the file's BLANK starts, ascending."""
+    """Yield the positions in [`position`, `limit`) at which an intact record or the file's BLANK (end-of-file marker)
+    starts, ascending."""
     for found, is_mark in _magics_from(data, position + MAGIC_OFFSET, limit + MAGIC_OFFSET):
         start = found - MAGIC_OFFSET
         if fills_file(data, start) if is_mark else is_intact(data, file_start, start, **checks):
@@ -132,10 +139,11 @@ def _intact_from(
 
 
 def _magics_from(data: memoryview, position: int, limit: int) -> Iterator[tuple[int, bool]]:
-    """Yield the positions in [`position`, `limit`) of possible magics, ascending; True for the magic of a BLANK."""
+    """Yield the positions in [`position`, `limit`) of possible magics, ascending. The flag is True for the magic of a
+    BLANK (end-of-file marker)."""
     while position < limit:
         end = min(position + _SEARCH_BYTES, limit)
-        # A magic may cross the end of this piece: then it counts with this piece.
+        # A magic may cross the end of this search range: count it with this range.
         piece = bytes(data[position : end + BLANK_LENGTH])
         found = [(at, False) for at in _all_in(piece, _MAGIC_PREFIX)] + [
             (at, True) for at in _all_in(piece, _BLANK_BYTES)

@@ -1,4 +1,4 @@
-"""Writes appends to the log's files: here at once into their maps; each option of the log is a writer of its own.
+"""Write appends to the log's files by stores into their memory maps. Some options of the log have their own writers.
 
 A `CommitLog` has one writer, chosen when the store opens:
 
@@ -12,12 +12,12 @@ file are allocated beforehand. (If the disk cannot read a page, or another progr
 SIGBUS, which ends it as SIGKILL would.) A file that cannot be mapped for writing (disk.map_for_writing) is written with
 `pwrite`.
 
-Pages are cheap to prefault by the hundred and expensive one by one. With ASYNC_FLUSH the writer prefaults
-PAGES_AHEAD_BYTES at a time (`make_pages`), and more for large appends, by writing zeros with `pwrite`. With SYNC_FLUSH
-it does not: after a store to one page the next flush would write all pages prefaulted with it. With SYNC_FLUSH, appends
-that fill whole pages are written with `pwrite`.
+Prefaulting hundreds of pages in one call is cheap; prefaulting pages one by one is expensive. With ASYNC_FLUSH the
+writer prefaults PAGES_AHEAD_BYTES at a time (`make_pages`), and more for large appends, by writing zeros with `pwrite`.
+With SYNC_FLUSH the writer does not prefault: after a store to one page the next flush would write all pages prefaulted
+with it. With SYNC_FLUSH, appends that fill whole pages are written with `pwrite`.
 
-The first 8 bytes of what one append writes to a span are written last. Until then the log ends there for every reader.
+The first 8 bytes of what one append writes to a span are written last. Until then every reader sees the log end there.
 So a process killed in the middle of an append leaves all of a batch or nothing, and no truncated record.
 """
 
@@ -34,60 +34,65 @@ from storage.files.mapped_file import MappedFile
 
 PAGES_AHEAD_BYTES: Final = 128 << 10
 STEPS_OF_LARGE: Final = 4
-"""The multiple of PAGES_AHEAD_BYTES for an append that fills half of them itself; else each such append would
-prefault.
-"""
+"""An append longer than half of PAGES_AHEAD_BYTES prefaults this multiple of PAGES_AHEAD_BYTES. Otherwise almost every
+large append would prefault."""
 STORE_MAX_BYTES: Final = 256 << 10
-"""Longer appends are written with `pwrite`, which makes the pages during the write."""
+"""Maximum size in bytes of an append that is stored into the map. Longer appends are written with `pwrite`, which also
+creates the pages."""
 STORE_MAX_BYTES_WITHOUT_PAGES: Final = 8 << 10
-"""The limit instead of STORE_MAX_BYTES if no pages are prefaulted."""
+"""Maximum size in bytes of an append that is stored into the map if no pages are prefaulted (instead of
+STORE_MAX_BYTES)."""
 SCRATCH_MAX_BYTES: Final = 8 << 20
-"""The most memory that is kept for stamped copies."""
+"""Maximum number of bytes of memory that a writer keeps for copies of records, in which it fills in offsets and store
+time."""
 
 _ZEROS: Final = memoryview(bytes(STEPS_OF_LARGE * PAGES_AHEAD_BYTES + STORE_MAX_BYTES))
 
 Stamp = Callable[[memoryview], None]
-"""Fills in, in the given memory, the fields of records that only the store can set."""
+"""A function that fills in the record fields that only the store can set, in the given memory."""
 
 
 class LogWriter:
-    """Writes to the files of one log. One thread writes (under the store's append lock); any thread may commit."""
+    """Writes appends to the files of one log. One thread writes (under the store's append lock); any thread may
+    commit."""
 
     is_buffered: ClassVar[bool] = False
-    """True if appends enter the files only when they are committed."""
+    """True if appends are buffered, and written to the files only at a commit."""
 
     def __init__(self, file_size: int, *, makes_pages: bool = False) -> None:
-        """`makes_pages`: prefault pages ahead of the writer (module docstring)."""
+        """`makes_pages`: prefault pages ahead of the write position (see the module docstring)."""
         self.files: dict[int, MappedFile] = {}
-        """The files open for writing, by their first physical offset. The log adds and removes files."""
+        """The files open for writing, by start offset. The log adds and removes files."""
         self.on_commit: Callable[[int], None] | None = None
-        """Called before a commit returns, with the end of the bytes that it wrote to the files."""
+        """Called before a commit returns, with the physical offset up to which the files are written."""
         self._file_size = file_size
         self._makes_pages = makes_pages
         self._store_max_bytes = STORE_MAX_BYTES if makes_pages else STORE_MAX_BYTES_WITHOUT_PAGES
         self._pages_end = 0
-        """The end of the prefaulted pages."""
+        """The physical offset up to which pages are prefaulted."""
         self._scratch = memoryview(b"")
-        """Reused memory for stamped copies: new memory costs more than the copy, because of its page faults."""
+        """Memory that is reused for copies of records. New memory would cost more than the copy, because of its page
+        faults."""
 
     def start(self, path_of: Callable[[int], Path]) -> None:
-        """Prepare for writing. `path_of` returns the path of the file that starts at an offset."""
+        """Prepare for writing. `path_of` returns the path of the log file that starts at a given offset."""
 
     def begin_at(self, end_offset: int) -> None:
-        """Note that everything before `end_offset` is in the files, and that nothing follows."""
+        """Set the log's end to `end_offset`: everything before it is in the files, and nothing follows."""
 
     def committed_offset(self, end_offset: int) -> int:
-        """Return the end of the bytes in the files, for a log that is written up to `end_offset`."""
+        """Return the offset up to which the log is in the files, if it is written up to `end_offset`."""
         return end_offset
 
     def has_buffer_for(self, end_offset: int, size: int) -> bool:
-        """True if `size` bytes after `end_offset` can be written without waiting for a commit."""
+        """Return True if `size` bytes after `end_offset` can be written without waiting until a commit frees a
+        buffer."""
         return True
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         """Prefault pages up to at least `new_end` in an existing file. Returns the end of the prefaulted range.
 
-        OSError: the disk failed, or is full; nothing has changed.
+        Raises OSError if the disk failed or is full; nothing has changed then.
         """
         file_start = (new_end - 1) // self._file_size * self._file_size
         file_end = file_start + self._file_size
@@ -98,7 +103,7 @@ class LogWriter:
             is_large = 2 * (new_end - end_offset) >= PAGES_AHEAD_BYTES
             step = STEPS_OF_LARGE * PAGES_AHEAD_BYTES if is_large else PAGES_AHEAD_BYTES
             last = min(new_end - new_end % -step, file_end)
-            # These bytes are all zero already.
+            # Writing zeros creates the pages and changes nothing: these bytes are all zero already.
             self.files[file_start].write(first - file_start, _ZEROS[: last - first])
             self._pages_end = last
         return max(self._pages_end, new_end)
@@ -106,10 +111,12 @@ class LogWriter:
     def write(
         self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None, *, whole: bool
     ) -> None:
-        """Write records at `physical_offset`, after a BLANK if the log's `end_offset` is in the previous file.
+        """Write records at `physical_offset`. If the log's `end_offset` is in the previous file, first write a BLANK
+        (end-of-file marker) there.
 
-        `stamp` is applied to a copy of the records, or in the file; None: they are stamped already. Unless `whole`,
-        `stamp` neither reads nor writes the first 8 bytes. OSError: some bytes may be written, but not the first 8.
+        `stamp` fills in the fields that only the store can set, in a copy of the records or in the file; None: the
+        records have these fields already. Unless `whole`, `stamp` neither reads nor writes the first 8 bytes. After an
+        OSError some bytes may be written, but not the first 8.
         """
         if physical_offset != end_offset:
             self._end_file(end_offset, physical_offset)
@@ -119,7 +126,7 @@ class LogWriter:
         if len(records) > self._store_max_bytes:
             mapped = None
         if stamp is not None and (whole or mapped is None):
-            # In the file `stamp` could not use the first 8 bytes, which come last. So stamp a copy.
+            # `stamp` needs the first 8 bytes, but the file must get these bytes last. So stamp a copy.
             records, stamp = self._stamped(records, stamp), None
         if mapped is None:
             file.write_whole(position, records)
@@ -133,9 +140,11 @@ class LogWriter:
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """Stamp and write one record after others in its file, in fewer steps than `write`.
+        """Write one record after another record in the same file, on a faster path than `write`. The record gets its
+        queue offset, physical offset, store time and store host.
 
-        The record has no property CRC. Returns False, and writes nothing, if the record has to be written by `write`.
+        The record must have no property CRC. Returns False, and writes nothing, if the record must be written by
+        `write`.
         """
         size, position = len(record), physical_offset % self._file_size
         mapped = self.files[physical_offset - position].mapped
@@ -148,22 +157,23 @@ class LogWriter:
         return True
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
-        """Write as `write` does; on return these bytes, and all earlier ones, are in the files."""
+        """Write records as `write` does. On return these records, and everything before them, are in the files."""
         self.write(end_offset, physical_offset, records, stamp, whole=True)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Note that everything before an offset is in the files, whether it was committed or written there."""
+        """Record that everything before `physical_offset` is in the files, whether by a commit or by a direct
+        write."""
 
     def commit(self, end_offset: int) -> None:
-        """Bring everything before `end_offset` into the files. OSError: the disk failed; later commits raise it,
-        too.
-        """
+        """Write everything before `end_offset` into the files. Raises OSError if the disk failed; every later commit
+        then raises it, too."""
 
     def close(self) -> None:
-        """Release the resources of `start`. Idempotent."""
+        """Release the resources that `start` acquired. Idempotent."""
 
     def _stamped(self, records: memoryview, stamp: Stamp) -> memoryview:
-        """Return a stamped copy of the records, valid until the next copy is made."""
+        """Return a copy of the records in which `stamp` has filled in the store's fields. The copy is valid until the
+        next copy is made."""
         size = len(records)
         if size <= SCRATCH_MAX_BYTES and size > len(self._scratch):
             self._scratch = memoryview(bytearray(size))
@@ -173,7 +183,8 @@ class LogWriter:
         return copy
 
     def _end_file(self, end_offset: int, physical_offset: int) -> None:
-        """Write the BLANK that ends a file at `end_offset`, because the records go to the next file."""
+        """Write the BLANK (end-of-file marker) at `end_offset`, because the next records are written to the
+        next file."""
         left = self.files[physical_offset - physical_offset % self._file_size - self._file_size]
         blank, position = self._blank(end_offset, physical_offset), end_offset - left.start
         if left.mapped is None:
@@ -182,5 +193,6 @@ class LogWriter:
             left.mapped[position : position + BLANK_LENGTH] = blank
 
     def _blank(self, end_offset: int, physical_offset: int) -> bytes:
-        """Build the BLANK from `end_offset` to the start of the file that holds `physical_offset`."""
+        """Build the BLANK (end-of-file marker) from `end_offset` to the start of the file that contains
+        `physical_offset`."""
         return encode_blank(physical_offset - physical_offset % self._file_size - end_offset)

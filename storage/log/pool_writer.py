@@ -1,7 +1,7 @@
-"""Writes appends to a transient store pool: into its memory at once, and into the log's files at a commit.
+"""Write appends to a transient store pool: into its memory at once, and into the log's files at a commit.
 
-The store uses this writer with transient_store_pool_enable. An append longer than a buffer of the pool, and records of
-another replica, go to the files at once, after everything that is in the pool.
+The store uses this writer with transient_store_pool_enable. An append longer than a buffer of the pool is written
+directly to the files, and so are records of another replica. Everything in the pool is committed before that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from storage.log.transient_store_pool import TransientStorePool
 
 
 class PoolWriter(LogWriter):
-    """Writes the appends of one log to its `pool`."""
+    """Writes the appends of one log to its transient store pool `pool`."""
 
     is_buffered: ClassVar[bool] = True
 
@@ -46,19 +46,21 @@ class PoolWriter(LogWriter):
             stamp(window)
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
-        """Return `new_end` without prefaulting: a commit writes long ranges."""
+        """Return the end of the file up to which `new_end` reaches, without prefaulting: each commit writes a long
+        range."""
         return (new_end - 1) // self._file_size * self._file_size + self._file_size
 
     def write_record(
         self, physical_offset: int, record: Bytes, queue_offset: int, store_timestamp_ms: int, store_host: bytes
     ) -> bool:
-        """Return False: a single record is written by `write`, like all others."""
+        """Return False: the pool has no faster path for a single record, so `write` must write it."""
         return False
 
     def write_through(self, end_offset: int, physical_offset: int, records: memoryview, stamp: Stamp | None) -> None:
         self.commit(end_offset)
         super().write(end_offset, physical_offset, records, stamp, whole=True)
-        # Skip before the log's end moves: otherwise a commit could write old buffer content there.
+        # Call `skip_to` before the log's end changes. Otherwise a commit could write old buffer content over these
+        # records.
         self.skip_to(physical_offset + len(records))
 
     def skip_to(self, physical_offset: int) -> None:
@@ -70,7 +72,7 @@ class PoolWriter(LogWriter):
             self.on_commit(end_offset)
 
     def _window(self, end_offset: int, physical_offset: int, size: int) -> memoryview:
-        """Return the buffer's memory for `size` bytes of the log, after a commit if no buffer is free."""
+        """Return the buffer memory for `size` bytes of the log. If no buffer is free, commit first."""
         window = self.pool.window(physical_offset, size)
         if window is None:
             self.commit(end_offset)

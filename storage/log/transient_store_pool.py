@@ -1,12 +1,14 @@
-"""Memory that appends are copied to before they are written to the log's files in large pieces (spec/storage.md §12).
+"""The memory to which appends are copied before a commit writes them to the log's files in large ranges
+(spec/storage.md §12).
 
-Each buffer holds a range of the log, whole appends of one file back to back, until a commit copies it to the file.
-Uncommitted records exist only in this process, and die with it. A commit writes all of its part of a buffer to the
-file, or nothing: the first 8 bytes are written last, so a process killed during the commit leaves the log unchanged.
+Each buffer contains a range of the log, whole appends of one file back to back, until a commit copies it to the file.
+Uncommitted records exist only in this process, and are lost when it dies. A commit writes all of its part of a buffer
+to the file, or nothing: the first 8 bytes are written last, so a process killed during the commit leaves the log
+unchanged.
 
-RocketMQ's buffers are as large as a log file. Buffers here have 16 MiB: the same few, warm ones are reused, and five of
-them do not lock 5 GiB of memory. They are locked as they are filled, if the process is allowed to lock memory;
-otherwise the kernel may swap them out.
+RocketMQ's buffers are as large as a log file. These buffers have 16 MiB: a few buffers whose pages are already in
+memory are reused, and five of them do not lock 5 GiB of memory. They are locked as they are filled, if the process is
+allowed to lock memory; otherwise the kernel may swap them out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _BufferedRange:
-    """A range of the log, from `start` to `end`, in one buffer. Part of it may be committed already."""
+    """A range of the log, from offset `start` to `end`, in one buffer. A part of the range may be committed
+    already."""
 
     start: int
     end: int
@@ -40,13 +43,13 @@ class _BufferedRange:
 
 
 class TransientStorePool:
-    """The buffers of one log whose files have `file_size` bytes. One thread writes, any thread commits.
+    """The buffers of one log whose files have `file_size` bytes. One thread writes; any thread may commit.
 
-    An append of more than `buffer_bytes` does not go through the pool.
+    An append of more than `buffer_bytes` is not written to the pool.
     """
 
     def __init__(self, file_size: int, count: int) -> None:
-        """Make `count` buffers, but at least two. OSError: the address space is too small."""
+        """Allocate `count` buffers, but at least two. Raises OSError if the address space is too small."""
         self._file_size = file_size
         self.buffer_bytes = min(BUFFER_BYTES, file_size)
         maps = [mmap.mmap(-1, self.buffer_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(count)]
@@ -61,25 +64,25 @@ class TransientStorePool:
             )
         self._free = [memoryview(one) for one in maps]
         self._stretches: list[_BufferedRange] = []
-        """The buffered ranges, ascending. The writer adds ranges and extends the last one; a commit removes earlier
-        ones.
-        """
+        """The ranges of the log that are in buffers, ascending. The writer adds ranges and extends the last one; a
+        commit removes earlier ranges."""
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self.committed_offset = 0
-        """The end of the bytes in the files; always the end of an append."""
+        """The physical offset up to which the log is in the files; always the end of an append."""
 
     def begin_at(self, physical_offset: int) -> None:
-        """Note that the log ends at `physical_offset`, and that everything before it is in the files."""
+        """Set the log's end to `physical_offset`: everything before it is in the files."""
         self.committed_offset = physical_offset
 
     def has_buffer_for(self, physical_offset: int, size: int) -> bool:
-        """True if a buffer is free, or if the log's next `size` bytes fit into the buffer written last."""
+        """Return True if a buffer is free, or if the log's next `size` bytes fit into the buffer that was
+        written last."""
         in_one_file = physical_offset % self._file_size + size <= self._file_size
         return bool(self._free) or (in_one_file and self._fitting(physical_offset, size) is not None)
 
     def window(self, physical_offset: int, size: int) -> memoryview | None:
-        """Return the memory for the log's next `size` bytes, at most `buffer_bytes`.
+        """Return the buffer memory for the log's next `size` bytes, which are at most `buffer_bytes`.
 
         Returns None if no buffer is free. After a commit all buffers but the last one are free.
         """
@@ -94,9 +97,8 @@ class TransientStorePool:
         return stretch.buffer[position : position + size]
 
     def _fitting(self, physical_offset: int, size: int) -> _BufferedRange | None:
-        """Return the last range if these bytes continue it or replace its end, and fit into its buffer and file; else
-        None.
-        """
+        """Return the last buffered range if the given bytes continue it or replace its end, and fit into its buffer and
+        file; else None."""
         last = self._stretches[-1] if self._stretches else None
         fits = (
             last is not None
@@ -107,8 +109,8 @@ class TransientStorePool:
         return last if fits else None
 
     def commit(self, end_offset: int, files: Mapping[int, MappedFile]) -> None:
-        """Write the buffered bytes up to `end_offset`, where an append ended, to `files`, which are keyed by their
-        starts.
+        """Write the buffered bytes up to `end_offset`, the end of an append, to `files`, which are keyed by start
+        offset.
 
         On return the bytes survive the end of this process, but not a power cut. After an OSError nothing more is
         committed: every later call raises the error again.
@@ -129,21 +131,21 @@ class TransientStorePool:
             self._committed_to(end_offset)
 
     def skip_to(self, physical_offset: int) -> None:
-        """Note that everything before `physical_offset` is in the files: the caller committed, and wrote the rest."""
+        """Record that everything before `physical_offset` is in the files: the caller committed the pool, and wrote the
+        rest directly."""
         with self._lock:
             self._committed_to(physical_offset)
 
     def _committed_to(self, end_offset: int) -> None:
         self.committed_offset = max(self.committed_offset, end_offset)
-        # Keep the last range: the writer may be writing to it.
+        # Keep the last range, because the writer may be writing to it.
         while len(self._stretches) > 1 and self._stretches[0].end <= self.committed_offset:
             self._free.append(self._stretches.pop(0).buffer)
 
 
 def _lock_in_memory(mapped: mmap.mmap) -> str:
-    """Keep the pages of a map in memory from the first write to each. Returns the reason if refused, else an empty
-    text.
-    """
+    """Lock the pages of a map in memory, each from its first write on. Returns the reason if the kernel refuses, else
+    an empty text."""
     lock = getattr(_LIBC, "mlock2", None)
     if lock is None:
         return "this system has no mlock2"

@@ -1,17 +1,16 @@
-"""Prefaults the log's next pages in a thread, before the writer gets there.
+"""Prefault the log's next pages in a background thread, ahead of the writer.
 
-The first write to a page costs an allocation, several times the cost of copying 4 KiB into it, and the writer would pay
-it while it holds the append lock. Here a thread pays it: it makes the kernel prefault the pages of the log's map ahead
-of the writer (MADV_POPULATE_WRITE), one segment at a time. A store into such a page then costs only the copy.
+The first write to a page costs an allocation, several times the cost of copying 4 KiB into the page. Without this
+module the writer pays this cost while it holds the append lock. Instead a background thread makes the kernel prefault
+the pages of the log's map ahead of the writer (MADV_POPULATE_WRITE), one segment at a time. A store into a prefaulted
+page then costs only the copy.
 
-Only a fast writer gets this, because prefaulted pages are dirty: a flush that comes before the writer writes their
-zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two segments within FAST_S, and
-never more than 64 MiB. With SYNC_FLUSH it would not pay off, because each append flushes. The start of a file is never
-prefaulted, nor is a file without a map.
+Pages are prefaulted only for a fast writer, because prefaulted pages are dirty: a flush that runs before the writer
+reaches them writes their zeros to the disk for nothing. So nothing is prefaulted until the writer has crossed two
+segments within FAST_S, and never more than 64 MiB. With SYNC_FLUSH prefaulting would not pay off, because each append
+flushes. The start of a file is never prefaulted, nor is a file without a map.
 
-Writes appends into pages of the log's files that the thread has prefaulted.
-
-The store uses this writer with ASYNC_FLUSH and warm_mapped_file_enable, and without a transient store pool.
+The store uses WarmWriter with ASYNC_FLUSH and warm_mapped_file_enable, and without a transient store pool.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ WARM_UP_STOP_TIMEOUT_S: Final = 30.0
 
 
 class WarmUp:
-    """Prefaulted ("warm") segments of a log whose files have `file_size` bytes, for which `fits` holds.
+    """The prefaulted ("warm") segments of a log. `file_size`: the size of the log's files, which `fits` must accept.
 
-    `files` are the files open for writing, by their first physical offsets.
+    `files` are the files open for writing, by start offset.
     """
 
     def __init__(self, file_size: int, files: Mapping[int, MappedFile]) -> None:
         self._file_size, self._files = file_size, files
         self.segments: set[int] = set()
-        """The numbers of the warm segments that the writer has not left, counted from the log's offset 0."""
+        """The numbers of the warm segments that the writer has not finished, counted from the log's offset 0."""
         self._segment = -1
-        """The number of the segment that the writer is in."""
+        """The number of the segment that the writer is writing to; -1 before the first write."""
         self._crossed_s = 0.0
-        """The time at which the writer was first seen in its segment."""
+        """The time at which the writer was first observed in its current segment."""
         self._lead = 0
-        """The number of segments to keep warm ahead of the writer."""
+        """The number of segments to keep prefaulted ahead of the writer."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raymq-warm-up", daemon=True)
@@ -58,13 +57,13 @@ class WarmUp:
 
     @staticmethod
     def fits(file_size: int) -> bool:
-        """True if files of this size consist of whole segments."""
+        """Return True if files of `file_size` bytes consist of whole segments."""
         return file_size % SEGMENT_BYTES == 0
 
     def note_writer_at(self, physical_offset: int) -> tuple[int, int]:
-        """Note that the writer is at an offset. Called by the thread that appends.
+        """Record the writer's current offset. Called by the thread that appends.
 
-        Returns the end of the warm pages there, 0 if there are none, and the end of the segment.
+        Returns the end of the warm pages at this offset, or 0 if its segment is not warm; and the end of the segment.
         """
         segment = physical_offset // SEGMENT_BYTES
         if segment != self._segment:
@@ -74,7 +73,7 @@ class WarmUp:
         return (segment_end if segment in self.segments else 0), segment_end
 
     def close(self) -> None:
-        """Stop the thread. Idempotent."""
+        """Stop the prefault thread. Idempotent."""
         self._stopping = True
         self._wake.set()
         self._thread.join(WARM_UP_STOP_TIMEOUT_S)
@@ -89,11 +88,12 @@ class WarmUp:
                     return
                 self._follow_writer(time.monotonic())
         except OSError as error:
-            # The thread stops warming pages; appends continue without it.
+            # The thread stops prefaulting pages; appends continue without it.
             logger.warning("cannot warm up the log; appends continue without it: %s", error)
 
     def _follow_writer(self, now_s: float) -> None:
-        """Forget the segments before the writer's new one, and warm as many ahead as its speed needs."""
+        """Forget the segments before the writer's new segment, and prefault as many segments ahead as the writer's
+        speed needs."""
         self.segments -= {number for number in self.segments if number < self._segment}
         is_fast = now_s - self._crossed_s < FAST_S
         self._crossed_s = now_s
@@ -103,7 +103,7 @@ class WarmUp:
                 return
 
     def _warm(self, number: int) -> bool:
-        """Warm a segment. Returns False if its file does not exist yet, or has no map."""
+        """Prefault the segment with this number. Returns False if its file does not exist yet, or has no map."""
         position = number * SEGMENT_BYTES % self._file_size
         file = self._files.get(number * SEGMENT_BYTES - position)
         mapped = None if file is None else file.mapped
@@ -115,7 +115,7 @@ class WarmUp:
 
 
 class WarmWriter(LogWriter):
-    """Reports its position to a WarmUp, and prefaults only pages that the WarmUp has not prefaulted.
+    """A LogWriter that reports its position to a WarmUp, and prefaults only pages that the WarmUp has not prefaulted.
 
     `warm_up` is None before `start` and after `close`.
     """
@@ -127,7 +127,7 @@ class WarmWriter(LogWriter):
 
     def make_pages(self, end_offset: int, new_end: int) -> int:
         assert self.warm_up is not None
-        # Report again at the end of the segment at the latest.
+        # Report the position again at the end of the segment at the latest.
         warm_end, segment_end = self.warm_up.note_writer_at(new_end - 1)
         if new_end <= warm_end:
             return warm_end

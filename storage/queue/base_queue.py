@@ -1,7 +1,7 @@
-"""The common part of both kinds of consume queues: their files, offsets, recovery and flushes.
+"""The common base of both kinds of consume queues: their files, offsets, recovery and flushes.
 
-A change belongs here if it holds both for queues of single messages (consume_queue.py) and for queues of inner batches
-(batch_consume_queue.py), whatever their units look like.
+A change belongs in this module if it applies both to queues of single messages (consume_queue.py) and to queues of
+inner batches (batch_consume_queue.py), whatever the layout of their units is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ NO_LIMIT: Final = 2**63 - 1
 
 
 class BaseConsumeQueue(ABC):
-    """The units of one queue of one topic. One thread changes it (under the store's append lock); offsets can be read
-    without a lock.
-    """
+    """The units of one queue of one topic. Writers hold the store's append lock; offsets can be read without a
+    lock."""
 
     store_directory: ClassVar[str]
-    """The folder of the store that holds queues of this kind."""
+    """Name of the store's subdirectory that holds queues of this kind."""
     unit_bytes: ClassVar[int]
 
     def __init__(
@@ -38,74 +37,75 @@ class BaseConsumeQueue(ABC):
         handles: WriteHandles,
         repair: bool = False,
     ) -> None:
-        """Find the files of the queue, which `recover` reads.
+        """Find the files of the queue; `recover` reads them later.
 
-        StoreCorruptError: the files do not form a queue. With `repair` (after a crash) files that do not fit are
-        deleted instead, and their units rebuilt from the log.
+        Raises StoreCorruptError if the files do not form a queue. With `repair` (after a crash), files that do not fit
+        are deleted instead, and their units are rebuilt from the log.
         """
         self.topic, self.queue_id = topic, queue_id
         self.key = (topic, queue_id)
         self.directory = root / self.store_directory / topic / str(queue_id)
         self._file_size = file_size
-        """The bytes of a file, which holds whole units."""
+        """Size in bytes of each file of the queue; a multiple of the unit size."""
         self._units_per_file = file_size // self.unit_bytes
         self._reader = reader
         self._handles = handles
-        """The files open for writing, of all queues of the store."""
-        # A store may have thousands of light queues, with few units each.
+        """Write handles shared by all queues of the store."""
+        # Sparse files save disk space: a store may have thousands of light queues, with few units each.
         sparse = is_light_queue(topic)
         self._files = QueueFiles(root, self.directory, file_size, handles, repair=repair, sparse=sparse)
         self.min_offset = 0
-        """The queue offset of the first message that the log still has."""
+        """Queue offset of the first message that the log still has."""
         self.next_offset = 0
-        """The queue offset of the next message."""
+        """Queue offset that the next message will get."""
         self.visible_offset = 0
-        """The queue offset up to which consumers may read."""
+        """Queue offset up to which consumers may read."""
         self.max_physical_offset = -1
-        """The physical offset at which the queue's last record ends; -1 if the queue is empty."""
+        """Physical offset at which the queue's last record ends; -1 if the queue is empty."""
 
     @property
     def exists(self) -> bool:
-        """True if the queue is on disk."""
+        """True if the queue has files on disk."""
         return bool(self._files.starts)
 
     @property
     def first_readable_offset(self) -> int:
-        """The first offset that consumers may read."""
+        """First queue offset that consumers may read."""
         return self.min_offset
 
     @property
     @abstractmethod
     def first_physical_offset(self) -> int | None:
-        """The physical offset of the first unit's record; None if no unit points to a record."""
+        """Physical offset of the first unit's record; None if no unit points to a record."""
 
     def recover(self) -> None:
-        """Find the queue's end: the first unit that was never written, from the third-last file on (spec §5).
+        """Find the queue's end: the first unit that was never written, searched from the third-last file on (spec §5).
 
         All units after that end are removed.
         """
         self._keep_good_units(self._files.starts[-3:], NO_LIMIT)
 
     def recover_until(self, physical_limit: int) -> None:
-        """Keep the units of records before `physical_limit`, which are on disk, and remove all others.
+        """Keep the units of records before `physical_limit`, which are on disk, and remove all other units.
 
-        After a crash the other units may be wrong. An unwritten sector is zero, and so is a unit in it, or the unit's
-        beginning or end, even between correct units. The positions and tags of such units must be read from the log
-        again.
+        After a crash these other units may be wrong. A sector that was not written is all zeros, so a unit in it, or a
+        unit's beginning or end, is zero too, even between correct units. Recovery must read the positions and tags of
+        these units from the log again.
         """
         starts = self._files.from_last(lambda start: self._starts_before(start, physical_limit))
         self._keep_good_units(starts, physical_limit)
         if self._files.starts and self._has_no_units():
-            # The queue may then begin at any offset, after the walk of the log.
+            # After the log scan the queue may begin at any offset.
             self._remove_all_units()
 
     @abstractmethod
     def truncate_from(self, physical_limit: int) -> int:
-        """Remove the units of records that start at or after `physical_limit`. Returns the number of units removed."""
+        """Remove the units of records that start at or after `physical_limit`. Returns the number of removed
+        units."""
 
     @abstractmethod
     def truncate_to(self, queue_offset: int) -> None:
-        """Remove the units from `queue_offset` on, on disk too."""
+        """Remove the units from `queue_offset` on, also from the disk."""
 
     @abstractmethod
     def correct_min_offset(self, min_physical_offset: int) -> None:
@@ -113,9 +113,9 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def drop_files_before_min(self) -> list[Path]:
-        """Let the queue's files start at the one that holds `min_offset`, and return the earlier files.
+        """Drop the queue's files before the file that holds `min_offset` from the file list, and return them.
 
-        The caller then deletes those files. Never drops the last file. Called under the append lock.
+        The caller then deletes the dropped files from disk. Never drops the last file. Called under the append lock.
         """
 
     @abstractmethod
@@ -123,27 +123,26 @@ class BaseConsumeQueue(ABC):
         """Return the first queue offset, from `min_offset` on, whose record starts at or after `physical_offset`."""
 
     def take_dirty(self, least_pages: int = 0) -> set[Path]:
-        """Return the files and directories to flush, which then count as flushed. Empty if fewer than `least_pages` are
-        dirty.
-        """
+        """Return the dirty files and directories, and mark them as flushed: the caller must flush them. Returns an
+        empty set if fewer than `least_pages` pages are dirty."""
         end = self._end_byte()
         return set() if least_pages and not self._files.is_flush_due(end, least_pages) else self._files.take_dirty(end)
 
     def delete(self) -> None:
-        """Remove the queue from the disk."""
+        """Delete the queue's files from the disk."""
         self._files.delete()
 
     @abstractmethod
     def _end_byte(self) -> int:
-        """The byte of the queue at which its units end."""
+        """Byte position in the queue at which the last unit ends."""
 
     @abstractmethod
     def _has_no_units(self) -> bool:
-        """True if the files hold no unit."""
+        """True if the queue's files hold no unit."""
 
     @abstractmethod
     def _remove_all_units(self) -> None:
-        """Remove all units, on disk too. The queue may begin at any offset afterwards."""
+        """Remove all units, also from the disk. The queue may begin at any offset afterwards."""
 
     @abstractmethod
     def _starts_before(self, start: int, physical_limit: int) -> bool:
@@ -151,7 +150,8 @@ class BaseConsumeQueue(ABC):
 
     @abstractmethod
     def _keep_good_units(self, starts: list[int], physical_limit: int) -> None:
-        """End the queue before the first unit that was never written, is out of order, or reaches the limit.
+        """End the queue before the first unit that was never written, is out of order, or reaches `physical_limit`.
 
-        Checks the files `starts`, the last ones. They count as dirty: the previous process may not have flushed them.
+        Checks the last files of the queue, whose first bytes are `starts`. These files count as dirty, because the
+        previous process may not have flushed them.
         """

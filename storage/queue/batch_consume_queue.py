@@ -1,11 +1,11 @@
 """One queue of inner batches: the positions of its records in the log, and their queue offsets.
 
-On disk: raymq/records/logfiles/ext_units.py; files of 300,000 units. Unlike in a consume queue, a unit's
-position does not give its queue offset. Units are numbered from 0 by position. Each unit holds the queue offset of its
-record's first message, and the number of messages.
+The layout on disk is in raymq/records/logfiles/ext_units.py; a file has 300,000 units. Unlike in a consume queue, a
+unit's position does not give its queue offset. Units are numbered from 0 by position. Each unit holds the queue offset
+of its record's first message, and the number of messages.
 
-Units are written right after their records (storage/append/inner_batches.py); units that a crash lost, and units of
-another replica's records, are made from the log (storage/dispatch/batch_dispatch.py).
+Units are written right after their records (storage/append/inner_batches.py). Units that a crash lost, and units of
+another replica's records, are built from the log (storage/dispatch/batch_dispatch.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNIT: Final = struct.Struct(">qiqqqhii")
 
 
 class BatchUnit(NamedTuple):
-    """The unit of a record of `messages` messages, the first of which has queue offset `base_offset`."""
+    """The unit of a record with `messages` messages; the first message has queue offset `base_offset`."""
 
     physical_offset: int
     size: int
@@ -42,15 +42,15 @@ class BatchUnit(NamedTuple):
 
 
 class BatchConsumeQueue(BaseConsumeQueue):
-    """The units of one queue, one for each inner batch. Queue offsets count messages, not units."""
+    """The units of one queue, one unit for each inner batch. Queue offsets count messages, not units."""
 
     store_directory = BATCH_CONSUME_QUEUE_DIR
     unit_bytes = BATCH_UNIT_BYTES
 
     _first = 0
-    """The number of the first unit whose record the log still has."""
+    """Number of the first unit whose record the log still has."""
     _end = 0
-    """The number of the next unit."""
+    """Number of the next unit to be written."""
 
     @property
     def first_physical_offset(self) -> int | None:
@@ -58,13 +58,14 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return int(self._unit(first)["physical_offset"]) if first < self._end else None
 
     def reserve(self, count: int) -> None:
-        """Make the files for `count` more units. OSError: the disk failed or is full."""
+        """Create the files for `count` more units. Raises OSError if the disk fails or is full."""
         end = (self._end + count) * BATCH_UNIT_BYTES
         while not self._files.starts or self._files.starts[-1] + self._file_size < end:
             self._files.make(self._files.starts[-1] + self._file_size if self._files.starts else 0)
 
     def append_unit(self, unit: BatchUnit) -> None:
-        """Write the unit of a record that lies after all others of the queue. OSError: the disk failed or is full."""
+        """Append the unit of a record that lies after all other records of the queue. Raises OSError if the disk fails
+        or is full."""
         self.reserve(1)
         position = self._end * BATCH_UNIT_BYTES
         start = position - position % self._file_size
@@ -92,7 +93,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return self._files.drop_files_before(self._first * BATCH_UNIT_BYTES)
 
     def holder_of(self, queue_offset: int) -> BatchUnit | None:
-        """Return the unit of the record that holds `queue_offset`; None if no record does."""
+        """Return the unit of the record that contains `queue_offset`; None if no record contains it."""
         number = self._number_of_holder(queue_offset)
         if number >= self._end:
             return None
@@ -100,17 +101,19 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return unit if unit.base_offset <= queue_offset else None
 
     def first_at_or_after(self, physical_offset: int) -> int:
-        """Return the first queue offset whose record starts at or after a physical offset; `next_offset` if none does.
+        """Return the first queue offset whose record starts at or after a physical offset; `next_offset` if no record
+        does.
 
         The search begins at `min_offset`.
         """
         return self._base_offset_of(self._first_unit_with("physical_offset", physical_offset, self._first))
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary) -> int:
-        """Return the queue offset that belongs to a time.
+        """Return the queue offset for a store time.
 
-        LOWER: the first message of the first record stored at or after `timestamp_ms`, else the queue's end. UPPER: the
-        first message of the last record stored at or before `timestamp_ms`, else the queue's first message.
+        LOWER: the first message of the first record stored at or after `timestamp_ms`; the queue's end if no such
+        record exists. UPPER: the first message of the last record stored at or before `timestamp_ms`; the queue's first
+        message if no such record exists.
         """
         limit = timestamp_ms if boundary is Boundary.LOWER else timestamp_ms + 1
         number = self._first_unit_with("store_timestamp", limit, self._first)
@@ -134,21 +137,20 @@ class BatchConsumeQueue(BaseConsumeQueue):
         return unit
 
     def _number_at(self, index: int) -> int:
-        """Return the number of the first unit of the file at `index`."""
+        """Return the number of the first unit in the queue's file with this index."""
         return self._files.starts[index] // BATCH_UNIT_BYTES if self._files.starts else 0
 
     def _base_offset_of(self, number: int) -> int:
         return int(self._unit(number)["base_offset"]) if number < self._end else self.next_offset
 
     def _first_unit_with(self, field: str, least: int, first: int) -> int:
-        """Return the number of the first unit, from `first` on, whose `field` is at least `least`; `_end` if none
-        is.
-        """
+        """Return the number of the first unit, from `first` on, whose `field` is at least `least`; `_end` if no unit
+        has such a value."""
         numbers = range(first, self._end)
         return first + bisect_left(numbers, least, key=lambda number: int(self._unit(number)[field]))
 
     def _number_of_holder(self, queue_offset: int) -> int:
-        """Return the number of the first unit that ends after `queue_offset`."""
+        """Return the number of the first unit whose messages end after `queue_offset`."""
         first = self._number_at(0)
         numbers = range(first, self._end)
         return first + bisect_right(numbers, queue_offset, key=lambda number: self._next_offset_of(self._unit(number)))
@@ -179,7 +181,7 @@ class BatchConsumeQueue(BaseConsumeQueue):
         self._truncate(end)
 
     def _truncate(self, end: int) -> None:
-        """Remove all units from number `end` on, on disk too."""
+        """Remove all units from number `end` on, also from the disk."""
         self._files.cut(end * BATCH_UNIT_BYTES)
         self._end = end
         self._first = min(self._first, end)

@@ -1,15 +1,16 @@
-"""A queue's compacted log: a copy of those messages before an offset that are the newest of their keys.
+"""A queue's compacted log: a copy of the messages before an offset, reduced to the newest message of each key.
 
 On disk
     compaction/TOPIC/QUEUE/00000000000000000007.log      records back to back, the same bytes as in the commit log
     compaction/TOPIC/QUEUE/00000000000000000007.units    | end offset 8 | COMPACTED_UNIT … |, ascending by queue offset
 
-The number is that of the generation. A generation is written completely, beside the previous one, and becomes valid
-once its units file has its final name; then the previous generation is deleted. So a crash leaves the old or the new
-generation; other remains are deleted when the store opens. The copy stays when the commit log's files are deleted.
+The number in the file name is that of the generation. A generation is written completely, beside the previous one, and
+becomes valid once its units file has its final name; then the previous generation is deleted. So a crash leaves the old
+or the new generation; incomplete files are deleted when the store opens. The copy stays when retention deletes the
+commit log's files.
 
 A damaged record is not copied: its unit has the flag DAMAGED and size 0. The record stays in the commit log, and its
-unit in the consume queue, so that readers find the record there.
+unit stays in the consume queue, so that readers still find the record.
 
 The format is raymq's own: RocketMQ's compactionLog and compactionCq have other formats, and RocketMQ rebuilds them.
 """
@@ -49,22 +50,23 @@ COMPACTED_UNIT: Final = np.dtype(
         ("key_low", "<u8"),
     ]
 )
-"""One message: its positions in the queue, the commit log and the copy, and the hash of its key."""
+"""Row of one message: its positions in the queue, the commit log and the compacted log, and the hash of its
+key."""
 TOMBSTONE: Final = 1
 KEYLESS: Final = 2
 DAMAGED: Final = 4
 _HEADER: Final = struct.Struct("<q")
 _SCAN_ROWS: Final = 16_384
-"""The most units whose tag codes one fetch compares."""
+"""Maximum number of units whose tags codes one fetch compares."""
 _SCAN_BYTES: Final = 4 << 20
-"""The most bytes of records to which one fetch applies a filter expression."""
+"""Maximum number of record bytes to which one fetch applies a filter expression."""
 
 
 class CompactedLog:
-    """One generation, read through maps. Immutable and thread-safe."""
+    """One generation of a compacted log, read through maps. Immutable and thread-safe."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Open a generation. StoreCorruptError: its files do not match each other."""
+        """Open a generation. Raises StoreCorruptError if its two files do not match."""
         self.directory, self.generation = directory, generation
         head = _mapped(_units_path(directory, generation))
         self._data = _mapped(_log_path(directory, generation))
@@ -79,7 +81,7 @@ class CompactedLog:
             raise StoreCorruptError(f"{_log_path(directory, generation)} ends before its last record: it is damaged")
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Fetch from an offset before `end_offset` (LogReader.fetch). Skips offsets without a message."""
+        """Fetch messages from an offset before `end_offset` (LogReader.fetch). Skips offsets without a message."""
         first = int(np.searchsorted(self._offsets, request.queue_offset))
         matches, end = self._matches(request, first)
         scanned_to = self.end_offset if end == len(self.units) else int(self._offsets[end])
@@ -97,16 +99,17 @@ class CompactedLog:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, len(taken))
 
     def _matches(self, request: FetchRequest, first: int) -> tuple[NDArray[np.int64], int]:
-        """Return the numbers of the units from `first` on that match a request, as far as one fetch searches.
+        """Return the numbers of the units from `first` on that match a request, within the range that one fetch
+        searches.
 
-        Also returns the number of the unit to continue at.
+        Also returns the unit number at which the next fetch continues.
         """
         if request.tag_codes is None and request.sql is None:
             end = min(len(self.units), first + request.max_messages)
             return first + np.flatnonzero(self._has_record[first:end]), end
         end = min(len(self.units), first + _SCAN_ROWS)
         if request.sql is not None and first < end:
-            # Limit the search by bytes, too, but search at least one record.
+            # Limit the search by record bytes, too, but search at least one record.
             limit = int(self.units[first]["position"]) + _SCAN_BYTES
             end = max(first + 1, first + int(np.searchsorted(self.units["position"][first:end], limit)))
         wanted = self._has_record[first:end].copy()
@@ -121,7 +124,7 @@ class CompactedLog:
         return first + np.flatnonzero(wanted), end
 
     def records(self, rows: NDArray[np.int64]) -> Iterable[memoryview]:
-        """Yield the records of units, by their numbers, in order. Adjacent records are joined."""
+        """Yield the records of the given unit numbers, in order. Adjacent records are joined."""
         if not len(rows):
             return
         edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
@@ -130,10 +133,10 @@ class CompactedLog:
             yield self._data[int(first["position"]) : int(last["position"]) + int(last["size"])]
 
     def offset_by_time(self, time_ms: int, boundary: Boundary) -> int:
-        """Return the queue offset that belongs to a time.
+        """Return the queue offset for a store time.
 
-        LOWER: the first message stored at the time or later, `end_offset` if none was. UPPER: the last message stored
-        at the time or before, 0 if none was.
+        LOWER: the first message stored at `time_ms` or later; `end_offset` if no such message exists. UPPER: the last
+        message stored at `time_ms` or before; 0 if no such message exists.
         """
         times = self.units["store_timestamp"]
         if boundary is Boundary.LOWER:
@@ -143,18 +146,19 @@ class CompactedLog:
         return int(self._offsets[earlier[-1]]) if len(earlier) else 0
 
     def damaged_offsets(self) -> NDArray[np.int64]:
-        """Return the queue offsets whose records are damaged, and so not copied; ascending."""
+        """Return the queue offsets, ascending, whose records are damaged and therefore not copied."""
         offsets: NDArray[np.int64] = self._offsets[~self._has_record]
         return offsets
 
     def delete(self) -> None:
-        """Delete the files. Readers that have mapped them keep the bytes."""
+        """Delete the generation's files. Readers that have mapped the files can still read the bytes."""
         disk.unlink(_units_path(self.directory, self.generation))
         disk.unlink(_log_path(self.directory, self.generation))
 
 
 def newest(directory: Path) -> CompactedLog | None:
-    """Return the newest generation in a queue's directory; None if it has none. Deletes what a crash left of others."""
+    """Return the newest generation in a queue's directory; None if no generation exists. Deletes files of other
+    generations that a crash left."""
     numbers = sorted(int(path.stem) for path in directory.glob("*.units") if path.stem.isdecimal())
     found = CompactedLog(directory, numbers[-1]) if numbers else None
     keep = {_units_path(directory, numbers[-1]), _log_path(directory, numbers[-1])} if numbers else set()
@@ -165,10 +169,11 @@ def newest(directory: Path) -> CompactedLog | None:
 
 
 class NewGeneration:
-    """A generation that is being written. It is valid only after `publish`; `newest` deletes an unpublished one."""
+    """A generation that is being written. It becomes valid with `publish`; `newest` deletes an unpublished
+    generation."""
 
     def __init__(self, directory: Path, generation: int) -> None:
-        """Start writing the records, in the order of the units. OSError."""
+        """Start writing the records, in the order of the units. Raises OSError."""
         disk.make_directory(directory)
         self._directory, self._generation = directory, generation
         disk.unlink(_log_path(directory, generation))
@@ -176,22 +181,21 @@ class NewGeneration:
         self._size = 0
 
     def write(self, records: Iterable[memoryview]) -> None:
-        """Write the next records. OSError."""
+        """Write the next records of the generation. Raises OSError."""
         data = b"".join(records)
         disk.pwrite_all(self._file, self._size, data)
         self._size += len(data)
 
     def finish(self, units: NDArray[np.void], end_offset: int) -> None:
-        """Flush the records and their `units` to the disk, after setting the units' positions. OSError."""
+        """Set the positions in `units`, and flush the records and the units to disk. Raises OSError."""
         disk.flush(self._file)
         ends = np.cumsum(units["size"], dtype=np.int64)
         units["position"] = ends - units["size"]
         disk.write_file(self._new_units, _HEADER.pack(end_offset) + units.tobytes())
 
     def publish(self) -> CompactedLog:
-        """Make the generation valid. It survives a crash of the process, and a power cut once its directory is on disk.
-        OSError.
-        """
+        """Make the generation valid. It survives a crash of the process at once, and a power cut once its directory is
+        on disk. Raises OSError."""
         disk.rename(self._new_units, _units_path(self._directory, self._generation))
         return CompactedLog(self._directory, self._generation)
 
@@ -212,7 +216,7 @@ def _log_path(directory: Path, generation: int) -> Path:
 
 
 def _mapped(path: Path) -> memoryview:
-    """Map a file and return its bytes. StoreCorruptError if it does not exist."""
+    """Map a file and return its bytes. Raises StoreCorruptError if the file does not exist."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size

@@ -7,7 +7,7 @@ On disk
 A unit, big-endian
     | physical_offset 8 | size 4 | tags_code 8 |
 
-A unit (0, 2147483647, 0) points to nothing. Such units fill the offsets before the first message of a queue whose
+A unit (0, 2147483647, 0) points to no record. Such units fill the offsets before the first message of a queue whose
 beginning is no longer in the log. Units are written right after their records; units that a crash lost are rebuilt from
 the log.
 """
@@ -33,46 +33,50 @@ from storage.queue.compacted_log import CompactedLog
 
 _UNIT: Final = struct.Struct(">qiq")
 _SIZE_AT: Final = 8
-"""The byte of a unit at which its size begins."""
+"""Byte position within a unit at which the record's size begins."""
 _BLANK_SIZE: Final = PRE_BLANK_SIZE.to_bytes(4)
 _SCAN_UNITS: Final = 16_384
 _RECOVER_FIRST_UNITS: Final = 256
-"""The units of a file that recovery checks first. If all are correct, it continues with more at a time."""
+"""Number of units at the start of a file that recovery checks first. If all are correct, recovery checks more units at
+a time."""
 _RECOVER_GROWTH: Final = 4
 _DAMAGED_MAX: Final = 1000
-"""The most damaged records in a row that a search by time skips."""
+"""Maximum number of consecutive damaged records that a search by time skips."""
 _COMPARED_RECORDS: Final = 3
-"""The number of records before the end of old messages whose times are checked, too."""
+"""Number of records before the found offset whose store times a search by time checks, too, in case a single time is
+wrong."""
 _LOST_UNITS_MAX: Final = 65_536
-"""The most removed units, roughly, that are kept in memory while a store is recovered."""
+"""Approximate maximum number of removed units that are kept in memory while a store is recovered."""
 
 
 class ConsumeQueue(BaseConsumeQueue):
-    """The units of one queue, one for each message. The unit of queue offset n is the n-th of the queue."""
+    """The units of one queue, one unit for each message. The n-th unit of the queue has queue offset n."""
 
     store_directory = CONSUME_QUEUE_DIR
     unit_bytes = UNIT_BYTES
 
     out_of_order = False
-    """True if recovery ended the queue before a file whose first unit points further back than the file before."""
+    """True if recovery ended the queue before a file whose first unit points further back in the log than the previous
+    file."""
     compacted: CompactedLog | None = None
-    """The queue's compacted log, for a topic that is compacted. Set under the append lock."""
+    """The queue's compacted log, if the topic is compacted. Set under the append lock."""
     lost_units: NDArray[np.void] = np.empty(0, UNIT_DTYPE)
-    """A copy of the first units that `recover_until` removed, which may be correct. Empty after recovery."""
+    """Copy of the first units that `recover_until` removed; these units may be correct. Empty after recovery."""
     lost_units_from = 0
-    """The queue offset of the first of `lost_units`."""
+    """Queue offset of the first unit in `lost_units`."""
     _forgotten_before = 0
-    """The queue offset before which messages no longer count, even if the log has them."""
+    """Queue offset before which messages no longer count, even if the log has them."""
     _map: mmap | None = None
-    """The map of the file written last, to be used only through `_map_at`; None if the file has no map."""
+    """Map of the file that was written last, to be used only through `_map_at`; None if the file has no map."""
     _map_start = 0
-    """The byte of the queue at which the file of `_map` starts."""
+    """Byte position in the queue at which the file of `_map` starts."""
     _map_known = -1
-    """The count of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look it up."""
+    """Number of closed files (WriteHandles) when `_map` was looked up; -1 if the next write must look the map
+    up."""
 
     @property
     def first_offset(self) -> int:
-        """The queue offset of the first unit on disk, whether or not the log still has its message."""
+        """Queue offset of the first unit on disk, whether or not the log still has the unit's message."""
         return self._files.starts[0] // UNIT_BYTES if self._files.starts else self.next_offset
 
     @property
@@ -110,9 +114,8 @@ class ConsumeQueue(BaseConsumeQueue):
         self.truncate_to(self.next_offset)
 
     def _keep_lost_units(self) -> None:
-        """Copy the first units after `next_offset`, up to the first one that was never written or is in another
-        file. Units stay that were copied before, when the queue was cut at a later offset.
-        """
+        """Copy the first units after `next_offset`, up to the first unit that was never written or is in another file.
+        Units that were copied earlier, when the queue was cut at a later offset, are kept."""
         kept, kept_from = self.lost_units, self.lost_units_from
         units, count = np.empty(0, UNIT_DTYPE), 1
         while len(units) < _LOST_UNITS_MAX:
@@ -131,30 +134,30 @@ class ConsumeQueue(BaseConsumeQueue):
 
     @property
     def has_lost_units(self) -> bool:
-        """True if recovery has removed units that it has not put again."""
+        """True if recovery has removed units that it has not put back."""
         return self.lost_units_from + len(self.lost_units) > self.next_offset
 
     def forget_lost_units(self) -> None:
-        """Drop the copy of the units that recovery has removed."""
+        """Discard the copy of the units that recovery has removed."""
         self.lost_units = np.empty(0, UNIT_DTYPE)
 
     def _pass_good_units(self, file_end: int, reach: int, physical_limit: int) -> tuple[int, bool]:
         """Move `next_offset` from the start of a file past the file's correct units, to at most `file_end`.
 
-        `reach`: the end in the log of the records of earlier files' units. Returns the end including this file's units,
-        and whether the queue ends in this file. The file is read in parts: most of a short queue's file was never
-        written, and reading it would take memory.
+        `reach`: the log offset at which the records of earlier files' units end. Returns this end including the file's
+        units, and whether the queue ends in this file. The file is read in chunks: most of a short queue's file was
+        never written, and reading all of it would take memory.
         """
         is_first, count = True, _RECOVER_FIRST_UNITS
         while self.next_offset < file_end:
             asked = min(count, file_end - self.next_offset)
             units = self._reader.units(self.topic, self.queue_id, self.next_offset, asked)
-            # The bounds of each record in the log. A unit that points to nothing has no end.
+            # Begin and end of each unit's record in the log. A unit that points to no record has no end.
             points_nowhere = units["size"] == PRE_BLANK_SIZE
             begins = units["physical_offset"].astype(np.int64)
             ends = np.where(points_nowhere, 0, begins + units["size"])
-            # before[i]: the end in the log of the units before unit i, including earlier files; one element more than
-            # units.
+            # before[i]: log offset at which the records of all units before unit i end, including earlier files. The
+            # array has one more element than `units`.
             before = np.maximum.accumulate(np.concatenate(([reach], ends)))
             out_of_order = (begins < before[:-1]) & ~points_nowhere
             bad = np.flatnonzero((begins < 0) | (units["size"] <= 0) | (begins >= physical_limit) | out_of_order)
@@ -170,23 +173,24 @@ class ConsumeQueue(BaseConsumeQueue):
         return reach, False
 
     def units(self, from_offset: int, count: int) -> NDArray[np.void]:
-        """Return at most `count` units from `from_offset` on, below `next_offset`; fewer at the end of a file."""
+        """Return at most `count` units from `from_offset` on, below `next_offset`. At the end of a file fewer units are
+        returned."""
         count = min(count, self.next_offset - from_offset)
         if from_offset + count > self.visible_offset:
             self._handles.complete_writes()
         return self._reader.units(self.topic, self.queue_id, from_offset, count)
 
     def next_unit(self, from_offset: int, end_offset: int) -> NDArray[np.void]:
-        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one.
+        """Return the first unit in [`from_offset`, `end_offset`) that points to a record, as an array of one unit.
 
-        Returns an empty array if no unit does.
+        Returns an empty array if no unit points to a record.
         """
         return self._next_pointing(from_offset, end_offset)[1]
 
     def _next_pointing(self, from_offset: int, end_offset: int) -> tuple[int, NDArray[np.void]]:
-        """Return `next_unit`, and its queue offset.
+        """Return the result of `next_unit`, and that unit's queue offset.
 
-        Without such a unit the offset is `end_offset`, or that of the first unit that does not exist.
+        If no unit is found, the offset is `end_offset`, or the offset of the first unit that does not exist.
         """
         count = 1
         while from_offset < end_offset and len(units := self.units(from_offset, min(count, end_offset - from_offset))):
@@ -199,9 +203,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, np.empty(0, UNIT_DTYPE)
 
     def reserve(self, count: int) -> None:
-        """Make the files for the next `count` units, so that writing needs no more space. OSError: a file cannot be
-        made.
-        """
+        """Create the files for the next `count` units, so that writing needs no more disk space. Raises OSError if a
+        file cannot be created."""
         if self.has_room_for(count):
             return
         last = (self.next_offset + count - 1) * UNIT_BYTES
@@ -210,7 +213,7 @@ class ConsumeQueue(BaseConsumeQueue):
             self._files.make(position - position % self._file_size)
 
     def has_room_for(self, count: int) -> bool:
-        """True if `reserve` has nothing to do for `count` units."""
+        """True if the files for `count` more units already exist, so that `reserve` has nothing to do."""
         starts = self._files.starts
         if not starts:
             return count <= 0
@@ -219,7 +222,7 @@ class ConsumeQueue(BaseConsumeQueue):
     def append_unit(self, physical_offset: int, size: int, tags_code: int) -> None:
         """Write the unit of one record, `size` bytes long. `reserve` must have been called.
 
-        OSError: a part of the unit may be written; `next_offset` has not moved.
+        Raises OSError if the write fails: part of the unit may be written, and `next_offset` has not moved.
         """
         position = self.next_offset * UNIT_BYTES
         mapped = self._map
@@ -241,14 +244,15 @@ class ConsumeQueue(BaseConsumeQueue):
     ) -> None:
         """Write the units of records that lie back to back from `physical_offset` on, as `append_unit` does.
 
-        `ends`: `record_ends` of the sizes, from a caller that has them.
+        `ends`: the `record_ends` of the sizes, if the caller has already computed them.
         """
         self.append_scattered(begins_of(physical_offset, sizes, ends), sizes, tags_codes)
 
     def append_scattered(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32], tags_codes: NDArray[np.int64]
     ) -> None:
-        """Write the units of records anywhere in the log, in ascending order, as `append_unit` does."""
+        """Write the units of records anywhere in the log, in ascending order of physical offsets, as `append_unit`
+        does."""
         position, count = self.next_offset * UNIT_BYTES, len(sizes)
         mapped = self._map_at(position)
         if mapped is not None and position + count * UNIT_BYTES <= self._map_start + self._file_size:
@@ -260,9 +264,9 @@ class ConsumeQueue(BaseConsumeQueue):
         self.max_physical_offset = int(physical_offsets[-1]) + int(sizes[-1])
 
     def start_at(self, queue_offset: int) -> None:
-        """Let an empty queue start at `queue_offset`: the earlier units of its file point to nothing.
+        """Start an empty queue at `queue_offset`: the earlier units of its file point to no record.
 
-        Also fills a hole: offsets from `next_offset` up to `queue_offset` whose records are lost (spec §2, rule 2).
+        Also fills a gap: the offsets from `next_offset` up to `queue_offset`, whose records are lost (spec §2, rule 2).
         """
         if not self._files.starts:
             self.next_offset = queue_offset - queue_offset % self._units_per_file
@@ -295,21 +299,23 @@ class ConsumeQueue(BaseConsumeQueue):
     def correct_min_offset(self, min_physical_offset: int) -> None:
         """Move `min_offset` to the first message that starts at or after the log's first byte (spec §2).
 
-        Unlike RocketMQ, units that point to nothing never count as messages.
+        Unlike in RocketMQ, units that point to no record never count as messages.
         """
         if self._files.starts:
-            # Assign in one step, because readers may read the offset at any time.
+            # Assign in one step, because readers may read `min_offset` at any time.
             self.min_offset = max(self._first_at_or_after(min_physical_offset), self._forgotten_before)
 
     @property
     def first_readable_offset(self) -> int:
-        """The first offset that consumers may read. A compacted queue begins at 0: missing messages were superseded."""
+        """First queue offset that consumers may read. A compacted queue begins at 0, because its missing messages were
+        superseded."""
         return self.min_offset if self.compacted is None else 0
 
     def blank(self, queue_offsets: NDArray[np.int64]) -> None:
-        """Make the units at these offsets, which consumers may read, point to no record. Called under the append lock.
+        """Make the units at these offsets point to no record; consumers may be able to read these offsets. Called under
+        the append lock.
 
-        Only the size of each unit is written, so a reader sees the old unit or a blank one. OSError.
+        Only the size of each unit is written, so a reader sees either the old unit or a blank unit. Raises OSError.
         """
         for offset in queue_offsets.tolist():
             position = offset * UNIT_BYTES
@@ -319,9 +325,11 @@ class ConsumeQueue(BaseConsumeQueue):
             self._handles.write(path, position - start + _SIZE_AT, _BLANK_SIZE)
 
     def put_unit_at(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> bool:
-        """Replace the unit at an offset of the queue if it leads elsewhere. Returns True if it did.
+        """Replace the unit at a queue offset if it does not point to the given record. Returns True if the unit was
+        replaced.
 
-        A unit without a record that fills an offset stays. Called under the append lock. OSError.
+        A unit that points to no record and only fills an offset stays unchanged. Called under the append lock. Raises
+        OSError.
         """
         [unit] = self.units(queue_offset, 1)
         if unit["size"] == PRE_BLANK_SIZE or (unit["physical_offset"], unit["size"]) == (physical_offset, size):
@@ -338,9 +346,9 @@ class ConsumeQueue(BaseConsumeQueue):
     def first_stored_at(self, time_ms: int) -> int:
         """Return the first offset, from `min_offset` on, whose message was stored at `time_ms` or later.
 
-        Returns `visible_offset` if no readable message was. Skips damaged records and units. If a record's time is
-        earlier than those of the records before it, the earlier records count: retention must not drop messages because
-        one time is wrong.
+        Returns `visible_offset` if no readable message was stored then. Skips damaged records and units. If a record's
+        time is earlier than the times of the records before it, the earlier records' times count: retention must not
+        drop messages because one time is wrong.
         """
         min_offset = self.min_offset
         first = self._search_stored_at(time_ms, min_offset, self.visible_offset)
@@ -349,12 +357,11 @@ class ConsumeQueue(BaseConsumeQueue):
         return first
 
     def _search_stored_at(self, time_ms: int, low: int, high: int) -> int:
-        """Return the offset in [`low`, `high`] before which all messages were stored before `time_ms`, if times
-        ascend.
-        """
+        """Return the offset in [`low`, `high`] before which all messages were stored before `time_ms`. Assumes
+        ascending store times."""
         while low < high:
             middle = (low + high) // 2
-            # For an offset without an intact record, use the time of the next record.
+            # If an offset has no intact record, use the store time of the next record.
             offset, stored_ms = self._next_stored(middle, high)
             if stored_ms is not None and stored_ms < time_ms:
                 low = offset + 1
@@ -365,7 +372,7 @@ class ConsumeQueue(BaseConsumeQueue):
     def _next_stored(self, from_offset: int, end_offset: int) -> tuple[int, int | None]:
         """Return the offset and the store time of the first intact record in [`from_offset`, `end_offset`).
 
-        The time is None if there is none among the next _DAMAGED_MAX records.
+        The time is None if none of the next _DAMAGED_MAX records is intact.
         """
         for _ in range(_DAMAGED_MAX):
             from_offset, unit = self._next_pointing(from_offset, end_offset)
@@ -378,7 +385,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return from_offset, None
 
     def _stored_before(self, queue_offset: int, time_ms: int, min_offset: int) -> int | None:
-        """Return the offset of one of the last records before `queue_offset` that was stored at `time_ms` or later."""
+        """Check the last records before `queue_offset`. Returns the offset of a record that was stored at `time_ms` or
+        later; None if no checked record was."""
         for offset in range(queue_offset - 1, max(queue_offset - 1 - _COMPARED_RECORDS, min_offset - 1), -1):
             unit = self.units(offset, 1)
             stored_ms = self._stored_ms(unit) if len(unit) else None
@@ -387,7 +395,7 @@ class ConsumeQueue(BaseConsumeQueue):
         return None
 
     def _stored_ms(self, unit: NDArray[np.void]) -> int | None:
-        """Return the store time of the record that a unit leads to; None if the record is damaged or missing."""
+        """Return the store time of the record that a unit points to; None if the record is damaged or missing."""
         [[start, size, _]] = unit.tolist()
         if size == PRE_BLANK_SIZE:
             return None
@@ -398,7 +406,8 @@ class ConsumeQueue(BaseConsumeQueue):
         return header.store_timestamp_ms if (header.total_size, header.physical_offset) == (size, start) else None
 
     def forget_before(self, queue_offset: int) -> None:
-        """Let the queue begin at `queue_offset`, or at its end if that comes first, whatever the log holds.
+        """Move the queue's beginning to `queue_offset`, or to the queue's end if that comes first, even if the log has
+        earlier messages.
 
         The beginning never moves back.
         """
@@ -418,9 +427,9 @@ class ConsumeQueue(BaseConsumeQueue):
         return self.next_offset * UNIT_BYTES
 
     def first_at_or_after(self, physical_offset: int) -> int:
-        """Return the first queue offset whose record starts at or after a physical offset, from `min_offset` on.
+        """Return the first queue offset, from `min_offset` on, whose record starts at or after a physical offset.
 
-        Returns `visible_offset` if no record that consumers may read does.
+        Returns `visible_offset` if no readable record starts at or after the physical offset.
         """
         while True:
             min_offset = self.min_offset
@@ -432,9 +441,8 @@ class ConsumeQueue(BaseConsumeQueue):
                 # Retention deleted a file during the search.
 
     def first_placed_at(self, physical_offset: int) -> int:
-        """Search as `first_at_or_after` does, but in all units; `next_offset` if none matches. Called under the append
-        lock.
-        """
+        """Search as `first_at_or_after` does, but in all units, visible or not. Returns `next_offset` if no unit
+        matches. Called under the append lock."""
         return self._first_at_or_after(physical_offset, self.min_offset)
 
     def _first_at_or_after(self, physical_offset: int, from_offset: int = 0, end_offset: int | None = None) -> int:
@@ -442,7 +450,7 @@ class ConsumeQueue(BaseConsumeQueue):
         high = found = self.next_offset if end_offset is None else end_offset
         while low < high:
             middle = (low + high) // 2
-            # For an offset whose record is lost, use the position of the next record.
+            # If the record of an offset is lost, use the position of the next record.
             queue_offset, unit = self._next_pointing(middle, high)
             if not len(unit):
                 if queue_offset < high:
@@ -457,7 +465,8 @@ class ConsumeQueue(BaseConsumeQueue):
     def _map_at(self, position: int) -> mmap | None:
         """Return the map of the existing file that holds byte `position` of the queue, and mark the file dirty.
 
-        `_map_start` is the byte at which the file starts. None if `_handles` writes the file, or it has no map.
+        Also sets `_map_start`, the byte position at which the file starts. Returns None if `_handles` writes the file
+        without a map.
         """
         if self._map_known == self._handles.closed_count and 0 <= position - self._map_start < self._file_size:
             return self._map

@@ -1,11 +1,13 @@
-"""Consume queues with an extension, which has a unit for each message, with its tag code and store time.
+"""Consume queues with an extension, which stores the tags code and store time of each message in a unit of its own.
 
 On disk: raymq/records/logfiles/ext_units.py. Extensions are written with enable_consume_queue_ext, which is off by
-default, and always read. A topic of delayed messages (raymq.common.delay) has no extension: its units hold times.
+default, and always read. A topic of delayed messages (raymq.common.delay) has no extension, because its queue units
+hold times.
 
-raymq has no bitmaps, so everything in an extension is in the records too, and an extension may be incomplete: if the
-disk cannot store a message's unit, the consume queue holds the tag code. The extension ends with the unit at the
-consume queue's last address. Anything that a crash left after that is cut when the queue finds its own end.
+raymq writes no bitmaps, so everything in an extension is in the records too, and an extension may be incomplete: if the
+disk cannot store a message's extension unit, the consume queue holds the tags code. The extension ends with the unit at
+the last address that the consume queue names. Anything that a crash left after that unit is cut when the queue finds
+its own end.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _END_MARK: Final = b"\xff\xff"
 
 
 class ExtendedConsumeQueue(ConsumeQueue):
-    """A consume queue that has an extension, or will get one. `QueueTable` makes other queues as plain ConsumeQueue."""
+    """A consume queue that has an extension, or will get one. `QueueTable` creates all other queues as plain
+    ConsumeQueue."""
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
         handles: WriteHandles,
         repair: bool,
     ) -> None:
-        """Find the files of the queue, whose extension is `ext`. Errors and `repair` as for `BaseConsumeQueue`."""
+        """Find the files of the queue, whose extension is `ext`. Errors and `repair` are the same as for
+        `BaseConsumeQueue`."""
         super().__init__(root, topic, queue_id, file_size, reader=reader, handles=handles, repair=repair)
         self._ext = ext
 
@@ -69,7 +73,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.end_behind(None if last_file is None else int(last_file[-1]))
 
     def drop_files_before_min(self) -> list[Path]:
-        """Drop files as other queues do. The result includes files of the extension that are not needed any more."""
+        """Drop files as other queues do. The result includes files of the extension that are no longer needed."""
         paths = super().drop_files_before_min()
         if len(self._ext.files.starts) > 1:
             first_file = next(self._addresses(self.file_ranges()), None)
@@ -86,7 +90,7 @@ class ExtendedConsumeQueue(ConsumeQueue):
         self._ext.files.delete()
 
     def _addresses(self, ranges: Iterable[tuple[int, int]]) -> Iterator[NDArray[np.int64]]:
-        """Yield the addresses in the extension that the units of these files hold, for each file that has some."""
+        """Yield, for each file with extension addresses in its units, these addresses."""
         for first, count in ranges:
             from_offset = max(first, self.min_offset)
             codes = self.units(from_offset, first + count - from_offset)["tags_code"].astype(np.int64)
@@ -95,7 +99,8 @@ class ExtendedConsumeQueue(ConsumeQueue):
 
 
 class ConsumeQueueExt:
-    """The files of one queue's extension. For one thread at a time (under the store's append lock)."""
+    """The files of one queue's extension. Only one thread at a time may use them, under the store's append
+    lock."""
 
     def __init__(
         self,
@@ -113,9 +118,9 @@ class ConsumeQueueExt:
         self._file_size = file_size
         self._reader, self._handles = reader, handles
         self.writes = writes
-        """True if new messages get a unit; False once the disk fails to store one."""
+        """True if new messages get an extension unit; False once the disk has failed to store a unit."""
         self._end: int | None = None
-        """The byte at which the next unit begins; None for a new queue, or while the end is not found yet."""
+        """Byte position at which the next unit begins; None for a new queue, or while the end is not known yet."""
 
     @classmethod
     def of_queue(
@@ -128,10 +133,10 @@ class ConsumeQueueExt:
         handles: WriteHandles,
         repair: bool,
     ) -> ConsumeQueueExt | None:
-        """Return the extension of a queue if it has one or will get one; else None.
+        """Return the extension of a queue that has one or will get one; otherwise None.
 
-        StoreCorruptError: the extension will be written and its files have a gap. With `repair` (after a crash) files
-        that do not fit are deleted instead.
+        Raises StoreCorruptError if the extension will be written and its files have a gap. With `repair` (after a
+        crash), files that do not fit are deleted instead.
         """
         root, file_size = settings.store_path_root_dir, settings.mapped_file_size_consume_queue_ext_bytes
         directory = root / CONSUME_QUEUE_EXT_DIR / topic / str(queue_id)
@@ -149,10 +154,11 @@ class ConsumeQueueExt:
         return cls(topic, queue_id, files, file_size, reader=reader, handles=handles, writes=writes)
 
     def put(self, physical_offsets: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append a unit for each of these messages, whose records are in the log. Returns the units' addresses.
+        """Append an extension unit for each of these messages, whose records are in the log. Returns the units'
+        addresses.
 
-        The consume queue holds the addresses. If nothing is written, or the disk does not take it, returns the tag
-        codes.
+        The consume queue stores these addresses. If extensions are off, or the write fails, the tags codes are returned
+        instead.
         """
         if not self.writes:
             return tags_codes
@@ -170,7 +176,7 @@ class ConsumeQueueExt:
             return tags_codes
 
     def _append(self, units: NDArray[np.void]) -> NDArray[np.int64]:
-        """Write units at the end, and return their offsets."""
+        """Write extension units at the end, and return their offsets."""
         offsets = np.empty(len(units), np.int64)
         assert self._end is not None
         end, done = self._end, 0
@@ -197,10 +203,11 @@ class ConsumeQueueExt:
         self._handles.write(path, offset - start, data)
 
     def end_behind(self, address: int | None) -> None:
-        """Remove the units after the one at `address`, the last that the queue names; all units if `address` is None.
+        """Remove the extension units after `address`, the last address that the queue names; all units if `address` is
+        None.
 
-        If the unit at `address` is missing, its file is missing. The other units are then removed too, and new units
-        get addresses that no queue unit names yet.
+        If the unit at `address` is missing, its file is missing. The remaining units are then removed too, and new
+        units get addresses that no queue unit names yet.
         """
         if not self.writes:
             return
@@ -215,10 +222,10 @@ class ConsumeQueueExt:
         self.files.cut(cut_at if cut_at else -1)
 
     def drop_files_before(self, address: int | None) -> list[Path]:
-        """Let the files start at the one that holds `address`, the first that the queue names. Returns the earlier
-        files.
+        """Drop the files before the file that holds `address`, the first address that the queue names. Returns the
+        dropped files.
 
-        The caller then deletes those files. Never drops the last file.
+        The caller then deletes the dropped files from disk. Never drops the last file.
         """
         position = 2**63 - 1 if address is None else int(offsets_of(np.array([address]))[0])
         return self.files.drop_files_before(position)

@@ -1,9 +1,9 @@
-"""The files of one queue on disk: finds them, makes the next, cuts the end off, drops the oldest.
+"""The files of one queue on disk: finds the files, creates the next file, cuts the end off, drops the oldest files.
 
-The files lie end to end; each is named after the byte of the queue at which it starts (storage/files/file_names.py).
-The format of their units is defined in storage/queue/consume_queue.py, batch_consume_queue.py and, for extensions,
-consume_queue_ext.py. All files can be rebuilt from the log, or are optional, so a crash may leave any of them short,
-torn or missing.
+The files lie end to end. Each file is named after the queue's byte position at which the file starts
+(storage/files/file_names.py). The format of their units is defined in storage/queue/consume_queue.py,
+batch_consume_queue.py and, for extensions, consume_queue_ext.py. All files can be rebuilt from the log, or are
+optional, so a crash may leave any of them short, torn or missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from storage.files.write_handles import WriteHandles
 
 
 class QueueFiles:
-    """The sequence of files of one queue. Not locked: one thread changes it (under the store's append lock)."""
+    """The sequence of files of one queue. Has no lock: one thread at a time changes it, under the store's
+    append lock."""
 
     def __init__(
         self,
@@ -32,11 +33,11 @@ class QueueFiles:
         remedy: str = "",
         sparse: bool = False,
     ) -> None:
-        """Find the files.
+        """Find the queue's files on disk.
 
-        StoreCorruptError, whose text ends with `remedy`: the files do not form a queue. With `repair` (after a crash)
-        files that do not fit are deleted instead. With `sparse` a new file takes disk space only for the units in it:
-        on a full disk, writing units fails, not making the file.
+        Raises StoreCorruptError, whose text ends with `remedy`, if the files do not form a queue. With `repair` (after
+        a crash), files that do not fit are deleted instead. With `sparse`, a new file takes disk space only for the
+        units in it: on a full disk, writing units fails, but creating the file does not.
         """
         self.directory = directory
         self._file_size = file_size
@@ -44,19 +45,21 @@ class QueueFiles:
         self._handles, self._sparse = handles, sparse
         remedy = remedy or f"delete the directory {directory} and the queue is made again from the commit log"
         self.starts = list_starts(directory, file_size, remedy=remedy, repair=repair)
-        """The first bytes of the files, ascending."""
+        """Byte position in the queue of each file's first byte, ascending."""
         self.dirty: set[Path] = set()
-        """The files and directories to flush."""
+        """The files and directories that the next flush writes."""
         self._flushed_end = 0
-        """The byte of the queue up to which the queue is flushed."""
+        """Byte position in the queue up to which its files are flushed."""
 
     def path(self, start: int) -> Path:
-        """Return the path of the file that starts at byte `start`."""
+        """Return the path of the file that starts at byte `start` of the queue."""
         return self.directory / file_name(start)
 
     def make(self, start: int) -> None:
-        """Make the file that starts at byte `start`, after the others. OSError: the disk failed or is full."""
-        # The new name is flushed with the file, before the checkpoint or the snapshot relies on the queue.
+        """Create the file that starts at byte `start`, after the existing files. Raises OSError if the disk fails or is
+        full."""
+        # The directory is not flushed now: the new name is flushed with the file, before the checkpoint or the snapshot
+        # relies on the queue.
         disk.make_directory(self.directory, flush=False)
         allocate(self._scratch, self._file_size, sparse=self._sparse)
         disk.rename(self._scratch, self.path(start))
@@ -64,16 +67,15 @@ class QueueFiles:
         self.dirty.update((self.directory, self.directory.parent, self.directory.parent.parent))
 
     def from_last(self, is_good: Callable[[int], bool]) -> list[int]:
-        """Return the starts of the last file whose start is good (else of the first file), and of the files after
-        it.
-        """
+        """Return the start of the last file for which `is_good` is true, and the starts of all later files. If no file
+        is good, returns the starts of all files."""
         index = len(self.starts) - 1
         while index > 0 and not is_good(self.starts[index]):
             index -= 1
         return self.starts[max(index, 0) :]
 
     def cut(self, end: int) -> None:
-        """Remove everything from byte `end` on: delete later files, and zero the end of the file that holds `end`."""
+        """Cut the queue at byte `end`: delete later files, and zero the rest of the file that holds `end`."""
         while self.starts and self.starts[-1] > end:
             path = self.path(self.starts.pop())
             self._handles.close_file(path)
@@ -90,9 +92,9 @@ class QueueFiles:
             self.dirty.add(path)
 
     def drop_files_before(self, position: int) -> list[Path]:
-        """Let the files start at the one that holds byte `position`, and return the earlier files.
+        """Drop the files before the file that holds byte `position`, and return the dropped files.
 
-        The caller then deletes those files. Never drops the last file.
+        The caller then deletes the dropped files from disk. Never drops the last file.
         """
         forgotten: list[Path] = []
         while len(self.starts) > 1 and self.starts[0] + self._file_size <= position:
@@ -103,18 +105,20 @@ class QueueFiles:
         return forgotten
 
     def is_flush_due(self, end: int, least_pages: int) -> bool:
-        """True if a queue that ends at byte `end` has enough pages to flush, or has filled a file (spec §6)."""
+        """True if a queue that ends at byte `end` has enough dirty pages to flush, or has filled a file (spec
+        §6)."""
         pages = end // disk.PAGE_BYTES - self._flushed_end // disk.PAGE_BYTES
         return pages >= least_pages or end // self._file_size > self._flushed_end // self._file_size
 
     def take_dirty(self, end: int = 0) -> set[Path]:
-        """Return the files and directories to flush, which then count as flushed, up to byte `end` of the queue."""
+        """Return the dirty files and directories, and mark the queue as flushed up to byte `end`: the caller must flush
+        them."""
         dirty, self.dirty = self.dirty, set()
         self._flushed_end = end
         return dirty
 
     def delete(self) -> None:
-        """Remove the queue from the disk."""
+        """Delete the queue's files and directory from the disk."""
         for start in self.starts:
             self._handles.close_file(self.path(start))
         disk.remove_tree(self.directory)

@@ -7,9 +7,9 @@ On disk
     batchconsumequeue/TOPIC/QUEUE/     a queue of inner batches: a topic has queues of one kind
     config/deletedTopics.json          {"TOPIC" or "TOPIC:QUEUE": physical offset of the log's end at the deletion}
 
-Messages of a deleted topic stay in the log until their log file is deleted. config/deletedTopics.json keeps recovery
-from rebuilding queues from them. Later messages to a topic of the same name lie after the offset, and count. A replica
-that learns of a deletion from later messages only notes the queues that it has deleted: `begin_anew`.
+Messages of a deleted topic stay in the log until their log file is deleted. config/deletedTopics.json prevents recovery
+from rebuilding queues for these messages. Later messages to a topic of the same name lie after the recorded offset, and
+count. A replica that detects a deletion from later messages records only the queues that it has deleted: `begin_anew`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class _Parts(TypedDict):
-    """The arguments for making queues of both kinds, and extensions."""
+    """Arguments that the constructors of both kinds of queues, and of extensions, share."""
 
     reader: LogReader
     handles: WriteHandles
@@ -48,7 +48,8 @@ class _Parts(TypedDict):
 
 
 class QueueTable:
-    """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called at any time."""
+    """All queues of one store. Changed under the store's append lock; `get` and `topics` may be called without the
+    lock."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class QueueTable:
         *,
         after_crash: bool,
     ) -> None:
-        """Find the queues on disk, without reading their units. Directories that are not queue ids are skipped."""
+        """Find the queues on disk, without reading their units. Directories whose names are not queue ids are
+        skipped."""
         self._root, self._settings = root, settings
         self._file_size = settings.mapped_file_size_consume_queue_bytes
         self._reader = reader
@@ -87,27 +89,28 @@ class QueueTable:
 
     @property
     def plain(self) -> list[ConsumeQueue]:
-        """The queues of single messages."""
+        """The consume queues of single messages, without queues of inner batches."""
         return [queue for queue in self if isinstance(queue, ConsumeQueue)]
 
     def __len__(self) -> int:
         return len(self._queues)
 
     def get(self, topic: str, queue_id: int) -> AnyQueue | None:
-        """Return the queue, of either kind."""
+        """Return the queue, of either kind; None if it does not exist."""
         return self._queues.get((topic, queue_id))
 
     def get_plain(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue if it holds single messages."""
+        """Return the queue if it exists and holds single messages; otherwise None."""
         queue = self._queues.get((topic, queue_id))
         return queue if isinstance(queue, ConsumeQueue) else None
 
     def holds_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the queue holds inner batches."""
+        """True if the queue exists and holds inner batches."""
         return isinstance(self._queues.get((topic, queue_id)), BatchConsumeQueue)
 
     def get_or_create_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """Return the queue of inner batches; make it if it does not exist. None if the queue holds single messages."""
+        """Return the queue of inner batches, creating it if it does not exist. Returns None if the queue holds single
+        messages."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = BatchConsumeQueue(self._root, topic, queue_id, self._batch_file_size, **self._parts)
@@ -115,9 +118,10 @@ class QueueTable:
         return queue if isinstance(queue, BatchConsumeQueue) else None
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue. A new queue is empty, and has no files before its first `reserve`.
+        """Return the queue of single messages, creating it if it does not exist. A new queue is empty, and has no files
+        before its first `reserve`.
 
-        MessageIllegalError: the queue holds inner batches.
+        Raises MessageIllegalError if the queue holds inner batches.
         """
         queue = self._queues.get((topic, queue_id))
         if isinstance(queue, ConsumeQueue):
@@ -131,14 +135,15 @@ class QueueTable:
         return plain
 
     def _make_plain(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Make a queue of single messages; an ExtendedConsumeQueue only if it has an extension or will get one."""
+        """Create the object of a queue of single messages. It is an ExtendedConsumeQueue only if the queue has an
+        extension or will get one."""
         ext = ConsumeQueueExt.of_queue(self._settings, topic, queue_id, **self._parts)
         if ext is None:
             return ConsumeQueue(self._root, topic, queue_id, self._file_size, **self._parts)
         return ExtendedConsumeQueue(self._root, topic, queue_id, self._file_size, ext, **self._parts)
 
     def topics(self) -> dict[str, list[int]]:
-        """Return the ids of the queues on disk, by topic, both sorted."""
+        """Return the ids of the queues on disk by topic; topics and ids are sorted."""
         topics: dict[str, list[int]] = {}
         for (topic, queue_id), queue in sorted(self._queues.copy().items(), key=lambda item: item[0]):
             if queue.exists:
@@ -152,7 +157,7 @@ class QueueTable:
     def has_topic(self, topic: str) -> bool:
         """True if a queue of the topic has a directory.
 
-        A topic that RocketMQ deleted has no such queue; RocketMQ 4.9 leaves the topic's own directory.
+        A topic that RocketMQ deleted has no queue directory; RocketMQ 4.9 leaves the topic's own directory.
         """
         queues = (path for kind in (self.directory, self._batch_directory) for path in kind.glob(f"{escape(topic)}/*"))
         return any(path.name.isdecimal() and path.is_dir() for path in queues)
@@ -168,10 +173,10 @@ class QueueTable:
         return any(physical_offset < end and name.partition(":")[0] == topic for name, end in self._deleted.items())
 
     def end_deletions_at(self, end_offset: int) -> None:
-        """Move deletions that are recorded after `end_offset`, the log's end, back to it.
+        """Move deletions that are recorded after the log's end back to that end, `end_offset`.
 
-        Otherwise new messages would count as deleted. (With ASYNC_FLUSH a power cut may cut the log's end, but not the
-        record of the deletion.)
+        Otherwise new messages would count as deleted. (With ASYNC_FLUSH a power cut can remove the end of the log, but
+        not the record of the deletion.)
         """
         late = {topic: end_offset for topic, offset in self._deleted.items() if offset > end_offset}
         if late:
@@ -187,9 +192,9 @@ class QueueTable:
         return queues
 
     def begin_anew(self, topic: str, queue_id: int, *, end_offset: int, min_offset: int) -> list[AnyQueue]:
-        """Delete what is left of a deleted topic, one of whose queues is to begin again at offset 0.
+        """Delete what is left of a deleted topic, so that one of its queues can begin again at offset 0.
 
-        Returns the deleted queues, those of `queues_before`. `end_offset` and `min_offset` are the log's ends. As of
+        Returns the deleted queues, found by `queues_before`. `end_offset` and `min_offset` are the log's ends. As with
         `delete_topic`, the deletion is on disk before the first file is deleted.
         """
         old = self.queues_before(topic, queue_id)
@@ -198,10 +203,11 @@ class QueueTable:
         return old
 
     def queues_before(self, topic: str, queue_id: int) -> list[AnyQueue]:
-        """Return the queues of a topic that surely existed before it was deleted, because this queue did.
+        """Return the queues that certainly existed before their topic was deleted, because queue `queue_id` did.
 
-        These are the queue itself, and each queue of the topic that begins before one of them ends: the topic was
-        deleted after the end of all of them. A queue that begins later may belong to the topic that was created again.
+        These are that queue, and each queue of the topic that begins before the end of a queue already found: the topic
+        was deleted after the end of all of them. A queue that begins later may belong to the topic that was created
+        again.
         """
         old = [self._queues[topic, queue_id]]
         rest = [queue for queue in self if queue.topic == topic and queue is not old[0]]
@@ -213,16 +219,19 @@ class QueueTable:
         return old
 
     def _note_deletions(self, names: Sequence[str], end_offset: int, min_offset: int) -> None:
-        """Note that the records before `end_offset` are deleted; forget deletions whose records left the log."""
+        """Record that the messages of topics or queues before `end_offset` are deleted. Drop deletions whose messages
+        left the log."""
         self._deleted = {name: offset for name, offset in self._deleted.items() if offset > min_offset}
         self._deleted.update(dict.fromkeys(names, end_offset))
         self._config.write(_DELETED_TOPICS, json.dumps(self._deleted, indent=1))
 
     def finish_deletions(self, min_physical_offset: int) -> None:
-        """Delete the queues that a crash during a deletion left. Called when the queues have their ends.
+        """Finish deletions that a crash interrupted: delete the remaining queues. Called after recovery has found the
+        ends of the queues.
 
         A queue without units is deleted too if the log, which starts at `min_physical_offset`, still has the deleted
-        messages: the walk then finds all later messages. Otherwise only the queue itself holds its next offset.
+        messages: the log scan then finds all later messages. Otherwise the queue must stay, because only the queue
+        itself holds its next offset.
         """
         left: dict[str, list[AnyQueue]] = {}
         for queue in self:
@@ -233,7 +242,8 @@ class QueueTable:
             self._remove(topic, queues)
 
     def _remove(self, topic: str, queues: Sequence[AnyQueue]) -> None:
-        """Delete queues of a topic; if they are its last ones, also what else its directories hold."""
+        """Delete queues of a topic. If they are the topic's last queues, delete everything else in its
+        directories too."""
         for queue in queues:
             self._queues.pop((topic, queue.queue_id))
             queue.delete()
@@ -247,10 +257,10 @@ class QueueTable:
                     self._reader.maps.drop_maps_below(str(directory))
 
     def sweep_light_queue(self, queue: AnyQueue) -> bool:
-        """Delete a light queue if retention has deleted all of its messages. Returns True if it was deleted.
+        """Delete a light queue if retention has deleted all of its messages. Returns True if the queue was deleted.
 
-        The queue is made again when a message names it. It then begins after all offsets that it has had
-        (`first_light_offset`).
+        The queue is created again when a message names it. The new queue begins after all offsets that the deleted
+        queue has had (`first_light_offset`).
         """
         if not is_light_queue(queue.topic) or queue.min_offset < queue.next_offset:
             return False
@@ -261,11 +271,13 @@ class QueueTable:
         return True
 
     def first_light_offset(self, log_start: int, log_end: int) -> int:
-        """Return the offset at which a new light queue begins in a log that holds these physical offsets.
+        """Return the queue offset at which a new light queue begins, if the log holds the physical offsets
+        [`log_start`, `log_end`).
 
-        A queue of the same name may have been swept before. All of its records lay before `log_start`, so its offsets
-        are below the number of records that fit there. Its consumers have committed such an offset, and must not miss
-        new messages. The queue begins at the start of a file, unless the log is too short for such an offset.
+        A queue of the same name may have been deleted before (`sweep_light_queue`). All its records lay before
+        `log_start`, so its offsets are below the number of records that fit into that part of the log. Its consumers
+        have committed an old offset, and must not miss new messages. The new queue begins at the start of a file,
+        unless the log is too short for that offset.
         """
         least = log_start // MIN_RECORD_SIZE
         units = self._file_size // UNIT_BYTES
@@ -273,7 +285,8 @@ class QueueTable:
         return rounded if rounded <= log_end // MIN_RECORD_SIZE else least
 
     def forget_queue(self, queue: AnyQueue) -> None:
-        """Delete a queue that recovery made for a record, if the record is another queue's."""
+        """Delete a queue that recovery created for a record, if the record turns out to belong to another
+        queue."""
         del self._queues[queue.key]
         queue.delete()
 
@@ -284,10 +297,10 @@ class QueueTable:
             queue.delete()
 
     def close(self) -> None:
-        """Close the files that are open for writing. Idempotent."""
+        """Close the queue files that are open for writing. Idempotent."""
         self._handles.close()
 
 
 def _name(topic: str, queue_id: int) -> str:
-    """The name of a queue in the file of deletions. No topic's name has a colon."""
+    """Return the name of a queue in config/deletedTopics.json. Topic names contain no colon."""
     return f"{topic}:{queue_id}"

@@ -1,4 +1,5 @@
-"""The topics' attributes in config/topics.json, RocketMQ's file; the broker writes it some seconds after a change."""
+"""Reads the topics' attributes from config/topics.json, RocketMQ's file. The broker writes the file some seconds after
+a change."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from storage.files.config_files import ConfigFiles, parse_fastjson
 
 TOPICS_FILE: Final = "topics.json"
 SETTLED_MS: Final = 60_000
-"""The age from which a message surely belongs to the topic that the file describes.
+"""Age in ms from which a message certainly belongs to the topic that the file describes.
 
-(A topic of the same name may have been deleted and created again just before, with other attributes.)
+(The topic may have been deleted and created again shortly before, with other attributes.)
 """
 
 logger = logging.getLogger(__name__)
 
 
 class StoredAttributes:
-    """Reads the attributes of one store's topics. Used by one thread at a time."""
+    """Reads the attributes of one store's topics. Only one thread at a time may use the object."""
 
     def __init__(self, config: ConfigFiles) -> None:
         self._config = config
@@ -29,7 +30,7 @@ class StoredAttributes:
         self._attributes: Mapping[str, TopicAttributes] = {}
 
     def read(self) -> Mapping[str, TopicAttributes]:
-        """Return the attributes by topic, for topics that have some."""
+        """Return the attributes by topic; topics without attributes are omitted."""
         text = self._config.read(TOPICS_FILE)
         if text != self._text:
             self._text, self._attributes = text, parse_attributes(text)
@@ -37,9 +38,9 @@ class StoredAttributes:
 
 
 def parse_attributes(topics_json: str | None) -> dict[str, TopicAttributes]:
-    """Parse the attributes in the text of topics.json, by topic. Invalid attributes count as none.
+    """Parse the attributes in the text of topics.json, by topic. Invalid attributes are ignored.
 
-    A file that is not in RocketMQ's format gives no attributes; the broker rewrites it.
+    A file that is not in RocketMQ's format gives no attributes; the broker rewrites the file.
     """
     try:
         table = _mapping(_mapping(parse_fastjson(topics_json or "{}")).get("topicConfigTable"))

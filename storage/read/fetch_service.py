@@ -1,4 +1,4 @@
-"""Fetches and long polls: reads queues for consumers, and lets consumers wait for more messages."""
+"""Fetches and long polls: reads queues for consumers, and lets consumers wait for new messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from storage.read.long_polls import LongPolls
 from storage.stats import StoreStats
 
 FETCH_MAX_BYTES: Final = 128 << 20
-"""The most bytes that one fetch returns, whatever limit it requests (spec/storage.md §10)."""
+"""Maximum number of bytes that one fetch returns, even if the request allows more (spec/storage.md §10)."""
 _MENDED_MAX: Final = 10_000
-"""The most places at which a search for wrong units is remembered, so that it runs only once."""
+"""Maximum number of queue positions for which the service remembers that it has searched for wrong units, so that a
+search runs only once."""
 
 
 class FetchService:
-    """Answers the fetches of one store. Thread-safe. `check` raises if the store must not be read."""
+    """Carries out the fetches of one store. Thread-safe. `check` raises if the store must not be read."""
 
     def __init__(
         self,
@@ -38,9 +39,8 @@ class FetchService:
         self._queues, self._reader, self._polls, self._stats = queues, reader, polls, stats
         self._check, self._mend = check, mend
         self._mended: set[tuple[tuple[str, int], int]] = set()
-        """Queues and offsets at which wrong units were searched for. If a read still fails there, the record is
-        damaged.
-        """
+        """Queues and offsets at which the service has searched for wrong units. If a read at such a position still
+        fails, the record is damaged."""
         reader.mend_units = self._mend_units
 
     def fetch(
@@ -48,15 +48,15 @@ class FetchService:
     ) -> list[FetchResult]:
         """Read from several queues; one result per request, in order.
 
-        Returns as soon as one request has a message, or an illegal offset, and after `wait_s` at the latest. About
-        `max_bytes` of records in all, 128 MiB at most, shared among the queues that have some; if there is a message,
-        at least one is returned. A fetch with a tag filter also returns after it has searched
+        Returns as soon as one request has a message or an illegal offset, and after `wait_s` at the latest. Returns
+        about `max_bytes` of records in total (128 MiB at most), shared among the queues that have messages; if there is
+        a message, at least one is returned. A fetch with a tag filter also returns after searching
         `max_filter_message_size_bytes` of a queue: without a message, but with the offset to continue at. With
-        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: wait for an offset that the queue
-        does not hold, as if the next message had it.
+        `max_bytes` 0 only offsets are returned (see `LogReader.fetch`). `patient`: if the queue does not hold the
+        requested offset, wait as if the next message will have that offset.
 
-        SystemBusyError: too many fetches wait already. ServiceNotAvailableError: the store closes. DataLossError: a
-        file of the store was deleted.
+        Raises SystemBusyError if too many fetches wait already, ServiceNotAvailableError if the store closes, and
+        DataLossError if a file of the store was deleted.
         """
         if max_bytes < 0 or any(request.max_messages <= 0 for request in requests):
             raise InvalidArgumentError("max_bytes must not be negative, and max_messages must be positive")
@@ -74,12 +74,12 @@ class FetchService:
         return concluded(requests, results)
 
     def ends(self, positions: Sequence[QueuePosition], *, patient: bool = False) -> tuple[list[QueueEnds], bool]:
-        """Return the first and the visible end offset of several queues, and whether one of them is ready.
+        """Return the first and the visible end offset of several queues, and whether any of them is ready.
 
-        A queue is ready if it has something after the offset of its position, or does not hold that offset. `patient`:
-        an offset that the queue does not hold does not make it ready.
+        A queue is ready if it has a message at or after the position's offset, or does not hold that offset. With
+        `patient`, an offset that the queue does not hold does not make the queue ready.
 
-        Does not block, and reads no messages. ServiceNotAvailableError: the store closes.
+        Does not block, and reads no messages. Raises ServiceNotAvailableError if the store closes.
         """
         self._check()
         ends, news = [], False
@@ -95,7 +95,7 @@ class FetchService:
         results = self._fetch_all(requests, max_bytes, patient)
         found = sum(result.status is PullStatus.FOUND for result in results)
         messages = sum(result.count for result in results)
-        # Without `max_bytes` the client asks only for the ends: it reads in place, and reports its gets by
+        # With `max_bytes` 0 the client requests only the ends: it reads the files itself, and reports its gets by
         # `count_reads`.
         got = found if max_bytes else 0
         self._stats.count_gets(got, len(results) - found, messages, time.monotonic() - start_s)
@@ -105,7 +105,7 @@ class FetchService:
         self._check()
         bounds = [self._readable(request) for request in requests]
         ready = sum(end > request.queue_offset for request, (_, end) in zip(requests, bounds, strict=True))
-        # Each queue gets an equal share of the bytes that are left for it and the later ready queues.
+        # Each queue gets an equal share of the bytes that are left for this queue and the later ready queues.
         results, left_bytes = [], max_bytes
         for request, (min_offset, max_offset) in zip(requests, bounds, strict=True):
             is_full = max_offset > request.queue_offset >= min_offset and max_bytes and left_bytes <= 0
@@ -127,17 +127,16 @@ class FetchService:
             end_offset = min(request.queue_offset + request.max_messages, max_offset)
             if self._mend_units(request.topic, request.queue_id, request.queue_offset, end_offset):
                 return self._fetch_one(request, min_offset, max_offset, max_bytes)
-            # Retention deleted the record during the read: the queue's first offset has moved already.
+            # If retention deleted the record during the read, the queue's first offset has moved already.
             min_offset, max_offset = self._readable(request)
             if request.queue_offset >= min_offset:
-                # The lost record may be one of the later messages: return the earlier ones first.
+                # The lost record may be one of the later messages of the request: return the messages before it first.
                 request = replace(request, max_messages=1)
         return self._read(request, min_offset, max_offset, max_bytes)
 
     def _mend_units(self, topic: str, queue_id: int, from_offset: int, end_offset: int) -> bool:
-        """Rewrite the wrong units between two offsets of a queue, unless that was tried before. True if some were
-        wrong.
-        """
+        """Rewrite the wrong units between two offsets of a queue, unless a fetch has already tried it. Returns True if
+        any unit was wrong."""
         queue = self._queues.get_plain(topic, queue_id)
         if queue is None or (queue.key, from_offset) in self._mended:
             return False
@@ -147,7 +146,8 @@ class FetchService:
         return self._mend(queue, from_offset, end_offset) > 0
 
     def _read(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Read from the commit log, or from the queue's compacted log if the commit log no longer has the messages."""
+        """Read a request from the commit log, or from the queue's compacted log if the commit log no longer has the
+        messages."""
         queue = self._queues.get_plain(request.topic, request.queue_id)
         if queue is not None and queue.compacted is not None:
             first_in_log = min(queue.min_offset, queue.compacted.end_offset)
@@ -156,22 +156,23 @@ class FetchService:
         return self._reader.fetch(request, min_offset, max_offset, max_bytes)
 
     def _readable(self, request: FetchRequest) -> tuple[int, int]:
-        """Return the first readable queue offset, and the end; 0 and 0 for a queue that does not exist."""
+        """Return the first readable offset and the end of the request's queue; 0 and 0 if the queue does not
+        exist."""
         queue = self._queues.get(request.topic, request.queue_id)
         return (0, 0) if queue is None else (queue.first_readable_offset, queue.visible_offset)
 
 
 def following(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchRequest]:
-    """Return the requests to continue with after these results. Messages that the tag filter excluded are not read
-    again.
-    """
+    """Return the requests that continue after these results. Messages that the tag filter excluded are not read
+    again."""
     return [
         replace(request, queue_offset=result.next_offset) for request, result in zip(requests, results, strict=True)
     ]
 
 
 def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) -> list[FetchResult]:
-    """Return the answer to `requests`, given the `results` of the last read."""
+    """Return the final results of `requests` from the `results` of the last read: a request that only skipped filtered
+    messages gets NO_MATCHED_MESSAGE."""
     return [
         replace(result, status=PullStatus.NO_MATCHED_MESSAGE)
         if result.status is PullStatus.NO_NEW_MESSAGE and result.next_offset > request.queue_offset
@@ -181,9 +182,9 @@ def concluded(requests: Sequence[FetchRequest], results: Sequence[FetchResult]) 
 
 
 def has_news(results: Sequence[FetchResult]) -> bool:
-    """True if a result should be returned now.
+    """True if any result must be returned to the client now.
 
-    That includes a queue with more messages to search: the client then sends the next request.
+    A queue with more messages to search counts too: the client then sends the next request.
     """
     return any(
         result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL)

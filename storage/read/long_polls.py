@@ -1,4 +1,4 @@
-"""Fetches that wait for a message: a bounded number, each woken only by the queues it names."""
+"""Fetches that wait for a message. Their number is bounded, and each is woken only by the queues it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QueueKey = tuple[str, int]
 
 
 class Waiter:
-    """A waiting fetch, and the queues whose changes wake it."""
+    """A waiting fetch, with the queues whose changes wake the fetch."""
 
     __slots__ = ("keys", "wake")
 
@@ -21,11 +21,11 @@ class Waiter:
 
 
 class LongPolls:
-    """The waiting fetches, by queue. Thread-safe."""
+    """The registry of waiting fetches, by queue. Thread-safe."""
 
     def __init__(self, max_waiters: int) -> None:
         self.max_waiters = max_waiters
-        """The most fetches that wait at a time; may be changed. A lower limit ends no current wait."""
+        """Maximum number of fetches that wait at a time; may be changed. A lower limit ends no current wait."""
         self._lock = threading.Lock()
         self._by_queue: dict[QueueKey, set[Waiter]] = {}
         self._all: set[Waiter] = set()
@@ -34,10 +34,10 @@ class LongPolls:
         return len(self._all)
 
     def register(self, queues: Iterable[QueueKey], wake: Callable[[], None]) -> Waiter:
-        """Register `wake`, called by any thread for each change of one of `queues`, until `remove`.
+        """Register `wake`, which any thread calls for each change of one of `queues`, until `remove`.
 
-        Check the queues after registering. `wake` must not block, register or remove. SystemBusyError: the limit is
-        reached; nothing was registered.
+        Check the queues after registering. `wake` must not block, register or remove. Raises SystemBusyError if the
+        limit is reached; nothing was registered then.
         """
         waiter = Waiter(frozenset(queues), wake)
         with self._lock:
@@ -52,7 +52,7 @@ class LongPolls:
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """Stop waking `waiter`. Idempotent."""
+        """Unregister `waiter`, so that changes of its queues no longer wake it. Idempotent."""
         with self._lock:
             if waiter not in self._all:
                 return
@@ -65,9 +65,10 @@ class LongPolls:
 
     @contextmanager
     def waiting(self, queues: Iterable[QueueKey]) -> Iterator[threading.Event]:
-        """Yield an event that `wake_queue` sets for any of `queues`. Check the queues after entering, then wait.
+        """Yield an event that `wake_queue` sets for any of `queues`. Check the queues after entering the context, and
+        then wait for the event.
 
-        SystemBusyError: the limit is reached; nothing was registered.
+        Raises SystemBusyError if the limit is reached; nothing was registered then.
         """
         event = threading.Event()
         waiter = self.register(queues, event.set)
@@ -78,7 +79,7 @@ class LongPolls:
 
     def wake_queue(self, queue: QueueKey) -> None:
         """Wake the fetches that wait for a change of `queue`."""
-        if queue in self._by_queue:  # No lock needed: a waiter registers before it checks its queues.
+        if queue in self._by_queue:  # No lock is needed, because a waiter registers before it checks its queues.
             with self._lock:
                 for waiter in self._by_queue.get(queue, ()):
                     waiter.wake()

@@ -1,9 +1,9 @@
 """Finds messages by key, by unique id, by position in the log, and by time.
 
 Queries change nothing in the store. A record that the index names is read from the log and compared with the key.
-Damaged records are not hidden: a record whose body fails its CRC is returned as it is, and the reader reports the
-damage. For some records only the physical offset is returned: the record cannot be parsed, it has no key for which the
-index names it, or its queue has another record at the queue offset that it claims.
+Damaged records are not hidden: a record whose body fails its CRC is returned unchanged, and the reader reports the
+damage. For some records only the physical offset is returned: if the record cannot be parsed, if it does not have the
+key for which the index names it, or if its queue has another record at the record's queue offset.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.queue.queue_table import AnyQueue, QueueTable
 
 UNIQUE_ID_MAX_NUM: Final = 32
-"""The most messages that a query by unique id returns (spec/storage.md §3)."""
+"""Maximum number of messages that a query by unique id returns (spec/storage.md §3)."""
 _DAMAGED_MAX: Final = 1000
-"""The most damaged records in a row that a query by time skips."""
+"""Maximum number of consecutive damaged records that a query by time skips."""
 _DAMAGED: Final = "its length fields or its header are damaged"
 _MISPLACED: Final = "its queue has another record at the offset that it claims"
 
 
 class StoreQueries:
-    """The queries of one store. `visible` returns the physical offset up to which consumers may see messages.
-    Thread-safe.
-    """
+    """Queries for the messages of one store. `visible` returns the physical offset up to which consumers may see
+    messages. Thread-safe."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class StoreQueries:
         self._max_num, self._wait_s = max_num, wait_s
 
     def limit(self, max_num: int, wait_s: float) -> None:
-        """Set the most messages that a query returns, and the longest wait for the index."""
+        """Set the maximum number of messages that a query returns, and the maximum wait for the index."""
         self._max_num, self._wait_s = max_num, wait_s
 
     def by_key(
@@ -76,22 +75,23 @@ class StoreQueries:
     ) -> QueryResult:
         """Find the newest messages of `topic` that have `key` among their keys, stored in [`begin_ms`, `end_ms`].
 
-        Waits a bounded time until the index holds what is visible now. The index rounds times to seconds.
-        InvalidArgumentError: the key is blank, or the store keeps no index.
+        Waits a bounded time until the index contains all messages that are visible now. The index rounds times to
+        seconds. Raises InvalidArgumentError if the key is blank, or the store keeps no index.
         """
         return self._find(topic, key, min(max_num, self._max_num), begin_ms, end_ms, lambda view: key in view.keys)
 
     def by_unique_id(self, topic: str, message_id: str) -> QueryResult:
-        """Find the messages of `topic` whose unique id is `message_id`: several if the message was sent again."""
+        """Find the messages of `topic` whose unique id is `message_id`: several messages if the producer resent the
+        message."""
         return self._find(
             topic, message_id, UNIQUE_ID_MAX_NUM, 0, 2**63 - 1, lambda view: view.message_id == message_id
         )
 
     def by_physical_offset(self, physical_offset: int) -> bytes:
-        """Return the record that starts at a physical offset. Its body's CRC is not checked.
+        """Return the record that starts at a physical offset. Does not check the CRC of the record's body.
 
-        InvalidArgumentError: no record starts there. DataLossError: the record was deleted. BodyUnreadableError: the
-        record is damaged.
+        Raises InvalidArgumentError if no record starts at the offset, DataLossError if the record was deleted, and
+        BodyUnreadableError if the record is damaged.
         """
         end = self._visible()
         if physical_offset < 0 or physical_offset > end - MIN_RECORD_SIZE:
@@ -110,17 +110,17 @@ class StoreQueries:
         raise InvalidArgumentError(f"no message starts at physical offset {physical_offset}")
 
     def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, boundary: Boundary) -> int:
-        """Return the queue offset that belongs to a time, always in [min, max] of the queue (spec §2).
+        """Return the queue offset for a store time, always in [min, max] of the queue (spec §2).
 
-        LOWER: the first message stored at or after `timestamp_ms`, else the queue's end. UPPER: the last message stored
-        at or before `timestamp_ms`, else the queue's first.
+        LOWER: the first message stored at or after `timestamp_ms`; the queue's end if no such message exists. UPPER:
+        the last message stored at or before `timestamp_ms`; the queue's first offset if no such message exists.
         """
         if isinstance(queue, BatchConsumeQueue):
             return queue.offset_by_time(timestamp_ms, boundary)
         low, high = first, end = queue.min_offset, queue.visible_offset
         while low < high:
             middle = (low + high) // 2
-            # For an offset whose record is lost or damaged, use the time of the next record.
+            # If the record of an offset is lost or damaged, use the time of the next record.
             stored_ms = self._stored_ms_from(queue, middle, high)
             if stored_ms < timestamp_ms or (stored_ms == timestamp_ms and boundary is Boundary.UPPER):
                 low = middle + 1
@@ -129,7 +129,8 @@ class StoreQueries:
         return low if boundary is Boundary.LOWER else min(max(low - 1, first), end)
 
     def stored_ms(self, queue: AnyQueue, queue_offset: int) -> int:
-        """Return when the message at an offset of a queue, or the next existing one, was stored; 0 if there is none."""
+        """Return the store time of the message at a queue offset, or of the next existing message; 0 if neither
+        exists."""
         start, end = max(queue_offset, queue.first_readable_offset), queue.visible_offset
         if start >= end:
             return 0
@@ -146,7 +147,7 @@ class StoreQueries:
             view = self._record_at(start, end) or self._record_behind(start, end)
             if view is not None:
                 return view.store_timestamp_ms
-            start += self._log.file_size  # the file holds only a BLANK
+            start += self._log.file_size  # this log file holds only a BLANK
         return -1
 
     def _find(
@@ -188,10 +189,10 @@ class StoreQueries:
         return QueryResult(b"".join(records), len(records), complete, tuple(sorted(damaged)))
 
     def _accepted(self, view: DispatchView, accept: Callable[[DispatchView], bool]) -> list[bytes]:
-        """Return the record of `view` if it is accepted.
+        """Return the record of `view` in a list if `accept` is true; otherwise an empty list.
 
-        Of an inner batch, returns the records of the accepted messages, or of all messages if only the batch itself has
-        the key. RecordError: the inner batch is damaged.
+        For an inner batch, returns the records of the accepted messages, or of all messages if only the batch itself
+        has the key. Raises RecordError if the inner batch is damaged.
         """
         if not view.sys_flag & SYS_FLAG_INNER_BATCH:
             return [self._bytes_of(view)] if accept(view) else []
@@ -201,11 +202,11 @@ class StoreQueries:
     def _fits(self, view: DispatchView, topic: str, key: str, *, is_wanted: bool) -> bool:
         """False if the disk has changed a record that the index names for `topic` and `key`.
 
-        `is_wanted`: the record has this topic and this key. RecordError: the record is a damaged inner batch.
+        `is_wanted`: the record has this topic and this key. Raises RecordError if the record is a damaged inner batch.
         """
         if is_wanted:
             return self._has_its_place(view)
-        # Hashes collide: the record may have another key of the same hash.
+        # Hashes collide: the record may have another key with the same hash.
         inner = inner_keys(self._bytes_of(view)) if view.sys_flag & SYS_FLAG_INNER_BATCH else []
         wanted = index_key_hash(topic, key)
         return any(index_key_hash(view.topic, one) == wanted for one in (*view.keys, *inner))
@@ -213,7 +214,8 @@ class StoreQueries:
     def _has_its_place(self, view: DispatchView) -> bool:
         """False if a record's queue has another record at the record's queue offset, or has not reached that offset.
 
-        A queue that no longer holds the offset proves nothing, and neither does a damaged unit.
+        A queue that no longer holds the offset proves nothing, so the result is True. A damaged unit proves nothing
+        either.
         """
         topic, queue_id, offset = view.topic, view.queue_id, view.queue_offset
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -235,17 +237,17 @@ class StoreQueries:
         return bytes(self._reader.log_bytes(view.physical_offset, view.physical_offset + view.size))
 
     def _record_at(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return `_held_record`, or None if the record was deleted."""
+        """Return the same record as `_held_record`, or None if the record was deleted."""
         try:
             return self._held_record(physical_offset, end)
         except DataLossError:
             return None
 
     def _held_record(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return the record at `physical_offset` if it holds this offset itself and its fields are consistent; else
-        None.
+        """Return the record at `physical_offset` if the record itself contains this offset and its fields are
+        consistent; otherwise None.
 
-        Its CRC is not checked. DataLossError: the record was deleted.
+        Does not check the record's CRC. Raises DataLossError if the record was deleted.
         """
         data = self._log_from(physical_offset, end)
         size, good = check_record(data, check_crc=False)
@@ -258,7 +260,8 @@ class StoreQueries:
         return view if view.physical_offset == physical_offset else None
 
     def _record_behind(self, physical_offset: int, end: int) -> DispatchView | None:
-        """Return the next record after damaged bytes at `physical_offset`, in the same file; None if there is none."""
+        """Return the next record after damaged bytes at `physical_offset`, in the same log file; None if no record
+        follows."""
         file_start = physical_offset - physical_offset % self._log.file_size
         try:
             data = self._reader.log_bytes(file_start, min(file_start + self._log.file_size, end))
@@ -273,7 +276,7 @@ class StoreQueries:
     def _is_damaged(self, physical_offset: int, end: int) -> bool:
         """True if a damaged record begins at `physical_offset`, as the record itself or the following record shows.
 
-        False inside a record, in the blank end of a file, and in the deleted part of the log.
+        False for an offset inside a record, in the blank end of a file, or in the deleted part of the log.
         """
         try:
             data = self._log_from(physical_offset, end)
@@ -290,16 +293,16 @@ class StoreQueries:
         return following == end or header.total_size == len(data) or self._record_at(following, end) is not None
 
     def _log_from(self, physical_offset: int, end: int) -> memoryview:
-        """Return the log from `physical_offset` to the end of that file, or to `end`. DataLossError if it was
-        deleted.
-        """
+        """Return the log from `physical_offset` to the end of its file, or to `end`. Raises DataLossError if this part
+        of the log was deleted."""
         file_end = physical_offset - physical_offset % self._log.file_size + self._log.file_size
         return self._reader.log_bytes(physical_offset, min(file_end, end))
 
     def _stored_ms_from(self, queue: ConsumeQueue, start: int, end: int) -> float:
         """Return the store time of the first consistent record in the queue offsets from `start` to before `end`.
 
-        Returns infinity if there is none among the next _DAMAGED_MAX records. DataLossError: a record was deleted.
+        Returns infinity if none of the next _DAMAGED_MAX records is consistent. Raises DataLossError if a record was
+        deleted.
         """
         for offset in range(start, min(end, start + _DAMAGED_MAX)):
             units = queue.next_unit(offset, end)
@@ -311,7 +314,7 @@ class StoreQueries:
             except DataLossError:
                 if 0 <= position < self._log.min_offset:
                     raise
-                view = None  # the unit is damaged, and leads to no record
+                view = None  # the unit is damaged, and points to no record
             if view is not None:
                 return view.store_timestamp_ms
         return math.inf

@@ -1,6 +1,6 @@
-"""Answers questions about the queues of one store: bounds, times, sequences, sizes.
+"""Queries about the queues of one store: bounds, times, sequences, sizes.
 
-A question about a queue that changes nothing belongs here. StoreQueries finds messages in the log.
+A query about a queue that changes nothing belongs in this module. StoreQueries finds messages in the log.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class QueueQueries:
-    """The questions about the queues of one store. Thread-safe. Only `next_sequences` takes the append lock.
+    """Queries about the queues of one store. Thread-safe. Only `next_sequences` takes the append lock.
 
-    ServiceNotAvailableError of each method but `in_memory`: the store is closed, or must not be read now.
+    Each method except `in_memory` raises ServiceNotAvailableError if the store is closed, or must not be read now.
     """
 
     def __init__(self, parts: StoreParts, queries: StoreQueries, check: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class QueueQueries:
         self._parts, self._queries, self._check = parts, queries, check
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Return the offsets of a queue that consumers may read; zeros for a queue that does not exist."""
+        """Return the range of queue offsets that consumers may read; zeros for a queue that does not exist."""
         self._check()
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -42,8 +42,8 @@ class QueueQueries:
     def bounds_of_topics(self, topics: Sequence[tuple[str, int]]) -> list[list[tuple[int, int]]]:
         """Return the first and the next visible offset of the queues 0, 1 … of several topics.
 
-        `topics` gives each topic with its number of queues. Zeros for a queue that does not exist. Cheap: reads no
-        files.
+        `topics` gives each topic with its number of queues. Returns zeros for a queue that does not exist. The query is
+        cheap, because it reads no files.
         """
         self._check()
         get, bounds = self._queues.get, []
@@ -53,9 +53,10 @@ class QueueQueries:
         return bounds
 
     def stored_times(self, positions: Sequence[QueuePosition]) -> list[int]:
-        """Return when the messages at positions of queues were stored, in ms since 1970.
+        """Return the store times of the messages at queue positions, in ms since 1970.
 
-        If retention has deleted a message, the first existing message of its queue counts. 0 if there is none.
+        If retention has deleted a message, the first existing message of its queue counts; 0 if the queue has no
+        message.
         """
         self._check()
         times = []
@@ -65,12 +66,13 @@ class QueueQueries:
         return times
 
     def next_sequences(self, producer_id: str, epoch: int, queues: Sequence[tuple[str, int]]) -> list[int]:
-        """Return, for each queue (topic, queue id), the sequence after the last one that a producer has stored there.
+        """Return, for each queue (topic, queue id), the sequence after the last one that a producer has stored in the
+        queue.
 
-        Counts only messages that consumers may read, because later ones could still be lost
+        Counts only messages that consumers may read, because later messages could still be lost
         (`DedupTable.next_sequence`).
 
-        ClientStateError: an instance with a newer epoch has written to one of the queues.
+        Raises ClientStateError if a producer instance with a newer epoch has written to one of the queues.
         """
         self._check()
         found = []
@@ -82,9 +84,8 @@ class QueueQueries:
         return found
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """Return the queue offset that belongs to a time, always within the queue's bounds
-        (StoreQueries.offset_by_time).
-        """
+        """Return the queue offset for a store time, always within the queue's bounds
+        (StoreQueries.offset_by_time)."""
         self._check()
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -95,17 +96,19 @@ class QueueQueries:
         return offset
 
     def bytes_of_span(self, span: QueueSpan) -> list[int]:
-        """Return the bytes of records in equal parts of a span of a queue (raymq.records.logfiles.own_records)."""
+        """Split an offset range of a queue into equal parts, and return the record bytes of each part
+        (raymq.records.logfiles.own_records)."""
         self._check()
         return span_bytes(self._parts.reader, *span)
 
     @property
     def _first_in_memory(self) -> int:
-        """Return the physical offset from which the log is likely in memory."""
+        """Return the physical offset from which the log is probably in memory."""
         return self._log.end_offset - _MEMORY_BYTES * self._settings.access_message_in_memory_max_ratio // 100
 
     def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """True if a queue's messages from an offset on are likely in memory (access_message_in_memory_max_ratio)."""
+        """True if a queue's messages from an offset on are probably in memory
+        (access_message_in_memory_max_ratio)."""
         if self._first_in_memory <= self._log.min_offset:
             return True
         queue = self._queues.get(topic, queue_id)

@@ -1,8 +1,8 @@
-"""Rewrites queue units that the disk has damaged, when a reader finds them, from the records in the log.
+"""Rewrites queue units that the disk has damaged, from the records in the log, if a reader finds the damage.
 
-A unit is correct if it leads to a record of its size that holds the unit's queue and offset. The record of a wrong unit
-lies between the records of the neighbouring units, so that part of the log is walked. Recovery checks the units of the
-part of the log that it walks itself (redispatch.py).
+A unit is correct if it points to a record that has the unit's size and names the unit's queue and offset. The record of
+a wrong unit lies between the records of the adjacent units, so only that part of the log is scanned. Recovery itself
+checks the units of the part of the log that it scans (redispatch.py).
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from storage.parts import StoreParts
 from storage.queue.consume_queue import ConsumeQueue
 
 WALK_MAX_BYTES: Final = 64 << 20
-"""The most bytes of the log that are searched for the record of one unit."""
+"""Maximum number of log bytes that are scanned for the record of one unit."""
 _WALK_BYTES: Final = 4 << 20
 MISSED_MAX: Final = 4
-"""After this many units without a record in the log, the other units stay as they are: the search blocks appends."""
+"""Number of units without a record in the log after which a repair stops and leaves the remaining units unchanged,
+because the search blocks appends."""
 NEIGHBOURS_MAX: Final = 16
 
 logger = logging.getLogger(__name__)
 
 
 class UnitRepair:
-    """Rewrites the wrong units of one store's queues. Thread-safe: takes the append lock."""
+    """Rewrites queue units of one store that do not point to their records. Thread-safe: takes the append lock."""
 
     def __init__(self, parts: StoreParts, on_failed: Callable[[OSError], None]) -> None:
-        """`on_failed` records that the disk failed; called under the append lock."""
+        """`on_failed` is called, under the append lock, if the disk fails."""
         self._parts, self._on_failed = parts, on_failed
 
     def mend(self, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-        """Rewrite the units of a queue, from one offset up to before another, that do not lead to their records.
+        """Rewrite the units of a queue, from `from_offset` up to before `end_offset`, that do not point to their
+        records.
 
-        Returns how many were wrong; 0 if the disk failed. A unit whose record is damaged stays.
+        Returns the number of wrong units; 0 if the disk failed. A unit whose record is damaged stays unchanged.
         """
         with self._parts.append_lock:
             try:
@@ -52,7 +54,8 @@ class UnitRepair:
 
 
 def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_offset: int) -> int:
-    """Rewrite the wrong units of a queue as `UnitRepair.mend`. Called under the append lock. OSError."""
+    """Rewrite the wrong units of a queue, as `UnitRepair.mend` does. Called under the append lock. Raises
+    OSError."""
     if is_light_queue(queue.topic):
         return 0
     mended = missed = 0
@@ -76,9 +79,8 @@ def _mend_units(parts: StoreParts, queue: ConsumeQueue, from_offset: int, end_of
 
 
 def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> DispatchView | None:
-    """Return the record of a queue offset, searched between the records of the correct units next to it; None if not
-    found.
-    """
+    """Return the record of a queue offset, searched between the records of the nearest correct units. None if it is not
+    found."""
     start, end = parts.log.min_offset, parts.log.end_offset
     before = _neighbour(
         queue, range(queue_offset - 1, max(queue_offset - NEIGHBOURS_MAX, queue.min_offset) - 1, -1), parts.reader
@@ -89,7 +91,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
     if before is not None:
         start = before[0] + before[1]
     elif after is not None:
-        # For the queue's first message, the search covers its file and the file before.
+        # For the queue's first message, the search covers the log file of the next correct unit's record and the file
+        # before it.
         start = max(after[0] - after[0] % parts.log.file_size - parts.log.file_size, start)
     if after is not None:
         end = after[0]
@@ -112,7 +115,8 @@ def _find_record(parts: StoreParts, queue: ConsumeQueue, queue_offset: int) -> D
 
 
 def _neighbour(queue: ConsumeQueue, offsets: range, reader: LogReader) -> tuple[int, int] | None:
-    """Return position and size of the record of the first of these offsets whose unit is correct; None if none is."""
+    """Return position and size of the record of the first of these offsets whose unit is correct; None if no unit is
+    correct."""
     for offset in offsets:
         units = queue.units(offset, 1)
         if len(units) and units[0]["size"] != PRE_BLANK_SIZE and leads_to_own(queue, offset, reader):

@@ -1,4 +1,4 @@
-"""The checkpoint: up to which store times the log and the queues are known to be on disk (spec/storage.md §4).
+"""The checkpoint: the store times up to which the log and the queues are known to be on disk (spec/storage.md §4).
 
 On disk
     checkpoint      4096 bytes: five longs, big-endian, a checksum, then zeros
@@ -6,9 +6,9 @@ On disk
     | physic_msg_timestamp 8 | logics_msg_timestamp 8 | index_msg_timestamp 8 | master_flushed_offset 8 |
     | confirm_physical_offset 8 | zeros 24 | "RMQC" 4 | CRC-32 of the five longs 4 |
 
-After a crash recovery starts at the newest log file whose first message is older than both. A checkpoint that is
-missing, cut short or damaged counts as zeros: recovery then starts at the first file. RocketMQ writes no checksum; it
-leaves the one that is there, which does not match its values then.
+After a crash recovery starts at the newest log file whose first message is older than both the log's and the queues'
+timestamps. A checkpoint that is missing, cut short or damaged counts as zeros: recovery then starts at the first file.
+RocketMQ writes no checksum; it leaves the existing checksum in place, which then does not match its values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEAL_NAME: Final = b"RMQC"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The values in the file. Timestamps are store times in ms, offsets physical."""
+    """The values of the checkpoint file. Timestamps are store times in ms; offsets are physical offsets."""
 
     physic_msg_timestamp: int = 0
     logics_msg_timestamp: int = 0
@@ -42,12 +42,13 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """The time before which log and queues are on disk for sure."""
+        """Store time in ms before which log and queues are certainly on disk."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _MARGIN_MS)
 
 
 def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
-    """The checkpoint at `path`; zeros when there is none, or when it is too short or damaged, which is noted."""
+    """Read the checkpoint at `path`. Returns zeros if the file does not exist, is too short, or is damaged; the damage
+    is recorded."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -64,7 +65,8 @@ def read_checkpoint(path: Path, damage: DamageNotes) -> Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the values at `path` and wait until they are on disk. All of them are in one sector: all or nothing."""
+    """Replace the values at `path` and wait until they are on disk. All values are in one sector, so the write is
+    atomic."""
     new = not path.exists()
     values = (
         checkpoint.physic_msg_timestamp,

@@ -1,7 +1,7 @@
-"""Reads what the records of a part of the log claim: the queue and the offset there that each one names.
+"""Reads the places that records in a part of the log claim: the queue and the queue offset that each record names.
 
-No checksum covers these fields. A claim by itself proves nothing; storage/recovery/misfits.py compares the claims of
-neighbours. The part that is read is bounded: SURVEY_BYTES on both sides of a record that does not fit its queue, and
+No checksum covers these fields. One claim proves nothing; storage/recovery/misfits.py compares the claims of adjacent
+records. The amount that is read is bounded: SURVEY_BYTES on both sides of a record that does not fit its queue, and
 SURVEY_RECORDS_MAX records.
 """
 
@@ -30,40 +30,41 @@ from storage.queue.queue_table import QueueTable
 from storage.recovery.log_end import LogEnd
 
 SURVEY_BYTES: Final = 32 << 20
-"""So many bytes of the log are read before a record that does not fit, and as many after it."""
+"""Number of log bytes that are read before a record that does not fit its queue, and again after the record."""
 SURVEY_RECORDS_MAX: Final = 1 << 19
-"""No more records than this are compared with each other."""
+"""Maximum number of records whose claims are compared with each other."""
 QUEUE_ID_BITS: Final = 31
-"""The bits of a queue id beside its sign, which is never set: `is_implausible` finds that."""
+"""Number of bits of a queue id without the sign bit. A set sign bit is detected by `is_implausible`."""
 
 
 class PlaceClaim(NamedTuple):
-    """One record, and the place that it names."""
+    """One record, and the place (queue and queue offset) that the record names."""
 
     physical_offset: int
     size: int
     place: QueueUnit
-    # True if the queue holds single messages and its topic was not deleted since: then offsets follow each other.
+    # True if the queue holds single messages and its topic was not deleted since: the queue's offsets are then
+    # consecutive.
     is_chained: bool = True
-    # False for a record with other damage, whose fields are believed.
+    # False for a claim that is trusted: the record has other damage, or the claim is about a further queue.
     is_movable: bool = True
 
 
 class Survey(NamedTuple):
-    """The claims of a part of the log, in the log's order."""
+    """The claims of a part of the log, in log order."""
 
     claims: list[PlaceClaim]
-    # The queues that the inner batches name: several offsets belong to one of these records.
+    # The queues that inner batches name. Each inner batch takes several offsets of its queue.
     batch_keys: set[QueueKey]
-    # Damaged bytes that tell nothing: their physical offsets. Any queue may lack a unit for one.
+    # Physical offsets of damaged records whose headers are unreadable. Any queue may lack a unit for such a record.
     unknown: list[int]
-    # The part of the log that was read.
+    # Physical offsets of the start and the end of the part of the log that was read.
     start: int
     end: int
 
 
 class ClaimReader:
-    """Reads the claims of one log."""
+    """Reads the claims (the queue and queue offset that each record names) of the records of one log."""
 
     def __init__(
         self,
@@ -74,12 +75,13 @@ class ClaimReader:
         checks: dict[str, bool],
         delay_levels_ms: tuple[int, ...],
     ) -> None:
-        """`checks`: those of `check_record`, for the records of this log."""
+        """`checks`: the arguments of `check_record` for the records of this log."""
         self._log, self._reader, self._queues, self._end = log, reader, queues, end
         self._checks, self._delay_levels_ms = checks, delay_levels_ms
 
     def read(self, start: int, end: int) -> Survey:
-        """The claims of the records that begin in [`start`, `end`), up to the log's end; one begins at `start`."""
+        """Read the claims of the records that begin in [`start`, `end`), at most up to the log's end. A record must
+        begin at `start`."""
         self._batch_keys: set[QueueKey] = set()
         claims: list[PlaceClaim] = []
         unknown: list[int] = []
@@ -108,7 +110,8 @@ class ClaimReader:
         )
 
     def _read_file(self, file_start: int, physical_offset: int, end: int, claims: list[PlaceClaim]) -> int:
-        """Add the claims of a file's records from an offset on. Returns where none starts, or the file ends."""
+        """Add the claims of a file's records from an offset on. Returns the offset at which no record starts, or the
+        file ends."""
         data = self._reader.maps.get(str(self._log.path(file_start))).data
         position = physical_offset - file_start
         while file_start + position < end and len(claims) < SURVEY_RECORDS_MAX:
@@ -138,7 +141,7 @@ class ClaimReader:
                     strict=True,
                 )
                 begin = file_start + position
-                # A block has many records of few queues: what a queue tells is looked up once.
+                # A block has many records of few queues, so each queue is looked up only once.
                 plain: dict[tuple[int, int], tuple[QueueKey, bool]] = {}
                 for at, size, code, queue_id, queue_offset in rows:
                     known = plain.get((code, queue_id))
@@ -161,7 +164,8 @@ class ClaimReader:
         return file_start + position
 
     def _claims_of(self, view: DispatchView, physical_offset: int) -> list[PlaceClaim]:
-        """The claims of one record: those on other queues first, which are properties, and then its own."""
+        """Return the claims of one record: first its claims on further queues, which are in its properties, and then
+        its own queue's."""
         if view.sys_flag & SYS_FLAG_INNER_BATCH:
             self._batch_keys.add((view.topic, view.queue_id))
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
@@ -182,8 +186,8 @@ class ClaimReader:
 
 
 def one_bit_away(place: QueueUnit, raw_topic: bytes) -> Iterator[QueueUnit]:
-    """The places that a record may have had before one bit of its queue offset, queue id or topic changed.
-    `raw_topic` has the topic's bytes, which may be no text any more."""
+    """Yield the places that a record may have had before one bit of its queue offset, queue id or topic changed.
+    `raw_topic` has the topic's bytes, which may no longer be valid text."""
     (topic, queue_id), queue_offset = place
     for bit in range(63):
         yield QueueUnit(place.key, queue_offset ^ 1 << bit)
@@ -204,13 +208,14 @@ def _names_one_bit_away(raw_topic: bytes) -> Iterator[str]:
 
 
 def raw_topic_of(record: memoryview) -> bytes:
-    """The bytes of a record's topic."""
+    """Return the bytes of a record's topic."""
     _, _, topic_at, properties_at, _ = find_sections(record, 0, read_header(record))
     return bytes(record[topic_at : properties_at - 2])
 
 
 def with_place(record: memoryview, place: QueueUnit) -> bytearray:
-    """A copy of a record that names another place, whose topic is as long as the record's own."""
+    """Return a copy of a record that names another place. The new topic must be as long as the record's own
+    topic."""
     copy = bytearray(record)
     (topic, queue_id), queue_offset = place
     copy[QUEUE_ID_OFFSET : QUEUE_ID_OFFSET + 4] = queue_id.to_bytes(4)

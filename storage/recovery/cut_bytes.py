@@ -1,9 +1,10 @@
-"""Keeps a copy of the bytes that recovery cuts off a log's end, in case somebody wants to look at them.
+"""Keeps a copy of the bytes that recovery cuts off the end of a log, so that an operator can inspect them.
 
 On disk
     lost+cut/00000000000000184232       the bytes from that physical offset on; not read by the store
 
-At most CUT_KEPT_MAX_BYTES of each cut, and the copies of the last KEPT_FILES_MAX cuts. Delete them at any time.
+At most CUT_KEPT_MAX_BYTES of each cut are kept, and the copies of the last KEPT_FILES_MAX cuts. Operators can delete
+the copies at any time.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 def keep_cut_bytes(root: Path, log: CommitLog, end_offset: int) -> None:
-    """Copy the bytes behind `end_offset`, where a log is about to be cut, up to the last one that is not zero. A disk
-    that does not take the copies is logged: the log is cut all the same."""
+    """Copy the bytes after `end_offset`, where a log is about to be cut, up to the last byte that is not zero. If the
+    disk cannot store the copy, this is logged, and the log is cut all the same."""
     left_bytes = CUT_KEPT_MAX_BYTES
     try:
         for start in log.starts:

@@ -1,7 +1,8 @@
-"""Learns what the records before the start of a walk tell: the producers that may send again, and open transactions.
+"""Finds out what the records before the start of a log scan tell: the producers that may send again, and open
+transactions.
 
-A snapshot has that. Without one the file before the walk is read for the producers, and all files before it for the
-transactions, if the store has any.
+A snapshot contains this information. Without a snapshot, the file before the scan is read for the producers, and all
+files before the scan are read for the transactions, if the store has any.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.snapshot import Snapshot
 
 MISFITS_MAX: Final = 1000
-"""The true places are looked for of so many records before the walk that do not fit their queues. If there are more,
-the queues have lost their units, and records are believed."""
+"""Maximum number of records before the scan that do not fit their queues, and for which the true place is searched. If
+there are more, the queues have lost their units, and the records are trusted."""
 
 
 class EarlierRecords:
-    """The part of one log that is not walked."""
+    """The records of a log before the start of the recovery's scan."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
@@ -39,21 +40,22 @@ class EarlierRecords:
         self._misfits_left = MISFITS_MAX
 
     def learn(self, walk_from: int, snapshot: Snapshot | None) -> None:
-        """Note the producers, and the transactions, that are known before the start of a walk, which is the end of the
-        snapshot if there is one. QueueGapError if a queue ends sooner than the snapshot says."""
+        """Load the producers and the transactions of the records before the scan. If there is a snapshot, the scan
+        starts at the snapshot's end. Raises QueueGapError if a queue ends earlier than the snapshot says."""
         if snapshot is not None:
             self._use_snapshot(snapshot)
             return
         index = self._log.starts.index(walk_from)
         if index > 0:
-            # This file is not checked and not dispatched: it only tells which messages producers may send again.
+            # This file is not checked and not dispatched: it is only read for the messages that producers may send
+            # again.
             self._remember_producers(self._log.starts[index - 1])
             if self._queues.get(HALF_TOPIC, HALF_QUEUE_ID) is not None:
                 for start in self._log.starts[:index]:
                     self._remember_transactions(start)
 
     def _use_snapshot(self, snapshot: Snapshot) -> None:
-        """Take over the producers and the transactions from the snapshot. QueueGapError as of `learn`."""
+        """Load the producers and the transactions from the snapshot. Raises QueueGapError as `learn` does."""
         is_deleted = self._deletions_after(snapshot)
         for topic, queue_id, next_offset in snapshot.queues:
             queue = self._queues.get(topic, queue_id)
@@ -69,8 +71,8 @@ class EarlierRecords:
         self._halves.load(snapshot.transactions)
 
     def let_queues_reach(self, snapshot: Snapshot, end_offset: int) -> None:
-        """Let queues that were made again go on where the snapshot says that they ended: a log that holds no message
-        of a queue any more does not tell."""
+        """Extend rebuilt queues to the ends that the snapshot gives. If the log no longer holds any message of a queue,
+        the log does not show the queue's end."""
         if snapshot.end > end_offset or not snapshot.fits(self._reader):
             return
         is_deleted = self._deletions_after(snapshot)
@@ -81,18 +83,19 @@ class EarlierRecords:
                     queue.start_at(next_offset)
 
     def _deletions_after(self, snapshot: Snapshot) -> Callable[[QueueKey], bool]:
-        """A function that is true for the queues that were deleted behind the end of a snapshot."""
+        """Return a function that is true for queues that were deleted after the end of a snapshot."""
 
         @cache
         def is_deleted(key: QueueKey) -> bool:
-            # A clean stop of this store leaves nothing behind the snapshot: where a queue goes on, RocketMQ was here.
+            # A clean stop of this store leaves no records after the snapshot. If a queue continues there, RocketMQ has
+            # written to the store.
             here = self._queues.was_deleted_after(key, snapshot.end - 1)
             return here or self._redispatch.ends.was_deleted(key, snapshot.end)
 
         return is_deleted
 
     def _remember_producers(self, start: int) -> None:
-        """Remember who sent the records of a file."""
+        """Add the producers of a file's records to the dedup table."""
 
         def remember(block: Block, physical_offset: int) -> bool:
             return self._is_believed(block, physical_offset) and self._redispatch.remember_block(block, physical_offset)
@@ -107,9 +110,9 @@ class EarlierRecords:
     def _records(
         self, start: int, take: Callable[[Block, int], bool]
     ) -> Iterator[tuple[DispatchView, memoryview, int]]:
-        """Yield the intact records of a file that `take` did not take as a block: view, bytes and physical offset.
+        """Yield the intact records of a file that `take` did not accept as a block: view, bytes and physical offset.
 
-        `take` gets a block and its physical offset, and returns False if its records have to come one at a time.
+        `take` gets a block and its physical offset, and returns False if the records have to be yielded one at a time.
         """
         data, position = self._files.data(start), 0
         while True:
@@ -134,8 +137,8 @@ class EarlierRecords:
         return not self._misfits_left or self._redispatch.places.units_agree(block, physical_offset)
 
     def _by_its_unit(self, view: DispatchView, record: memoryview, physical_offset: int) -> DispatchView:
-        """The view of a record before the walk at the place whose unit leads to it, if one changed bit makes its own
-        another one; else as the record says."""
+        """Return the view of a record before the scan. If a single changed bit explains why another place's unit points
+        to the record, the view has that place; otherwise the record's own."""
         own = QueueUnit((view.topic, view.queue_id), view.queue_offset)
         for place in one_bit_away(own, raw_topic_of(record)):
             queue = self._queues.get_plain(*place.key)
@@ -148,8 +151,8 @@ class EarlierRecords:
         return view
 
     def _remember_transactions(self, start: int) -> None:
-        """Note the half messages of a file that is not walked, and what ended them: they may be older than all that
-        is."""
+        """Load the half messages of a file that is not scanned, and the records that ended them. They may be older than
+        all scanned records."""
         data = self._files.data(start)
 
         def note(block: Block, physical_offset: int) -> bool:

@@ -1,15 +1,18 @@
-"""Tells a torn tail, at which the log ends, from a damaged record with intact ones behind it, which is kept as a hole.
+"""Distinguishes a torn tail, at which the log ends, from a damaged record with intact records after it, which is kept
+as a hole.
 
-The log ends before a record that fails its checks if no intact record follows, in its file or in a later one. It also
-ends there if the record was never completely written, though some of what follows it was. There are two ways to that,
-both only after a crash, and only behind what is known to be on disk:
+The log ends before a record that fails its checks if no intact record follows, in its file or in a later one. The log
+also ends at that record if it was never completely written, although some of the bytes after it were. This can happen
+in two ways, both only after a crash, and only after the part of the log that is known to be on disk:
 
 - A process was killed in the middle of an append. The first 8 bytes of an append are written last (log_writer.py), so
-  they are zero, or their end is; the rest of that record is intact, and all that follows belongs to the same append.
-- A power cut lost some of the sectors that were written last and never flushed. Such a sector is zero from end to end.
-  The record behind it is not older than the last one that the checkpoint knows to be flushed.
+  they are zero, or the last of them are. The rest of that record is intact, and everything after it belongs to the same
+  append.
+- A power cut lost some of the sectors that were written last and never flushed. Such a sector is all zeros. The record
+  after it is not older than the last record that the checkpoint says is flushed.
 
-Nobody has an acknowledgement for either of these. Everything else is damage of what was good before, and stays.
+In both cases no producer has received an acknowledgement for the lost records. All other damage affects records that
+were good before; these records are kept.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ _MAGICS: Final = (MAGIC_V1.to_bytes(4, signed=True), MAGIC_V2.to_bytes(4, signed
 
 
 class LogEnd:
-    """Decides where the log of a store ends that is being recovered."""
+    """Decides where the log ends during the recovery of a store."""
 
     def __init__(
         self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None, checks: dict[str, bool]
     ) -> None:
-        """`checks`: those of `check_record`, for the records of this log."""
+        """`checks`: the arguments of `check_record` for the records of this log."""
         self._log, self._reader, self._checks, self._queues = parts.log, parts.reader, checks, parts.queues
         self._after_crash, self._named = parts.after_crash, parts.holes.holes
         self._replica_file = parts.settings.store_path_root_dir / "config" / "replica.json"
@@ -57,8 +60,8 @@ class LogEnd:
         self._flushed_offset = 0 if snapshot is None else snapshot.end
 
     def resume_offset(self, physical_offset: int) -> int | None:
-        """The physical offset behind a position at which no intact record starts where the log goes on: with an intact
-        record, or after a hole that is known. None if the log ends at that position."""
+        """Return the physical offset at which the log continues after a position at which no intact record starts: at
+        an intact record, or after a known hole. Returns None if the log ends at that position."""
         found = self._next_record(physical_offset)
         known = self._known_end(physical_offset)
         if known is not None:
@@ -68,10 +71,10 @@ class LogEnd:
         return found
 
     def _known_end(self, physical_offset: int) -> int | None:
-        """The end of the hole at a position that the file `holes` names; None if it names none there.
+        """Return the end of the known hole at a position; None if the file `holes` has no hole at that position.
 
-        Its bytes were on disk before the file named it. So it is neither torn nor unwritten, even if it is the last
-        thing in the log, as it may be on a slave (storage/replication/chunk_appender.py).
+        The hole's bytes were on disk before the file named the hole. So they are neither torn nor unwritten, even if
+        the hole is at the end of the log, as can happen on a slave (storage/replication/chunk_appender.py).
         """
         named = [hole.end_offset for hole in self._named if hole.offset <= physical_offset < hole.end_offset]
         return (
@@ -79,7 +82,8 @@ class LogEnd:
         )
 
     def holes_between(self, physical_offset: int, resume_offset: int) -> list[Hole]:
-        """The damaged records from one offset up to the intact record at another one, each in one file."""
+        """Return the damaged records from one offset up to the intact record at `resume_offset`. Each hole lies in one
+        file."""
         holes: list[Hole] = []
         position = physical_offset
         while position < resume_offset:
@@ -91,17 +95,17 @@ class LogEnd:
         return holes
 
     def _end_in_file(self, data: memoryview, start: int, position: int, resume_offset: int) -> int:
-        """The end, in a file, of the damaged bytes from `position` on: the record at which the log goes on, or the
-        BLANK before the next file. Without that, nothing tells where the last record ended, and it is the file's end.
-        """
+        """Return the end, within a file, of the damaged bytes from `position` on. This is the record at which the log
+        continues, or the BLANK before the next file. Without these the end of the last damaged record is unknown, and
+        the file's end is returned."""
         if resume_offset < start + len(data):
             return resume_offset - start
         found = resume_behind(data, start, position, **self._checks)
         return len(data) if found is None else found
 
     def resume_in_file(self, start: int, position: int) -> int | None:
-        """The position in a file at which a walk goes on behind a damaged record; None where the file ends, or only
-        its BLANK follows."""
+        """Return the position in a file at which a scan continues after a damaged record. Returns None if the file
+        ends, or only its BLANK follows."""
         data = self._data(start)
         if fills_file(data, position):
             return None
@@ -109,8 +113,8 @@ class LogEnd:
         return None if found is None or fills_file(data, found) else found
 
     def is_hole(self, hole: Hole) -> bool:
-        """False if intact records lie back to back from the start of a hole to its end, and the unit of the queue that
-        each one names leads to it."""
+        """False if intact records fill a hole from its start to its end, and each record's queue has a unit that points
+        to the record."""
         start = hole.offset - hole.offset % self._log.file_size
         if start not in self._log.starts:
             return False
@@ -122,7 +126,8 @@ class LogEnd:
         return position != end and not (fills_file(data, position) and end == len(data))
 
     def _is_misplaced(self, view: DispatchView, physical_offset: int) -> bool:
-        """True if the queue that an intact record names has another record at its offset, or none."""
+        """True if the queue that an intact record names has another record, or no record, at the record's queue
+        offset."""
         if not is_queued(view.sys_flag) or view.sys_flag & SYS_FLAG_INNER_BATCH:
             return False
         if self._queues.was_deleted_after((view.topic, view.queue_id), physical_offset):
@@ -137,26 +142,29 @@ class LogEnd:
         return not leads_there and unit["size"] != PRE_BLANK_SIZE
 
     def names_place_in(self, physical_offset: int, end_offset: int) -> bool:
-        """True if the file `holes` names a hole in a range whose reason is the place of a record in its queue."""
+        """True if the file `holes` has a hole in the range because a record's place (queue and queue offset) was
+        changed."""
         return any(
             hole.offset < end_offset and physical_offset < hole.end_offset and hole.reason.startswith(PLACE_REASON)
             for hole in self._named
         )
 
     def is_named(self, physical_offset: int) -> bool:
-        """`names_place_in` for the record at an offset."""
+        """Return `names_place_in` for the record at a physical offset."""
         return self.names_place_in(physical_offset, physical_offset + 1)
 
     def header_of(self, hole: Hole, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-        """The view of a damaged record (`believable_view`)."""
+        """Return the header of a damaged record (`believable_view`); None if the header cannot be trusted."""
         start = hole.offset - hole.offset % self._log.file_size
         record = self._data(start)[hole.offset - start : hole.end_offset - start]
         return believable_view(record, hole.offset, delay_levels_ms)
 
     def lost_blank(self, physical_offset: int) -> bytes:
-        """The 8 bytes of the BLANK that a file had at an offset, if only one of its two fields is damaged; else empty.
+        """Return the 8 bytes of the BLANK that a file had at an offset, if only one of the BLANK's two fields is
+        damaged; otherwise empty.
 
-        Its content follows from the file's size. All that is behind it in the file is zero: a damaged record is not.
+        The content of a BLANK follows from the file's size. All bytes after a BLANK in its file are zero, which
+        distinguishes the BLANK from a damaged record.
         """
         start = physical_offset - physical_offset % self._log.file_size
         data, position = self._data(start), physical_offset - start
@@ -166,7 +174,8 @@ class LogEnd:
         return blank if is_half and not any(data[position + BLANK_LENGTH :]) else b""
 
     def _records_between(self, data: memoryview, start: int, position: int, end: int) -> list[Hole]:
-        """The damaged records in a range of a file: one by one if their sizes lead from its start to its end."""
+        """Return the damaged records in a range of a file: one hole per record if the records' sizes add up to the
+        range, otherwise one hole."""
         edges = [position]
         while edges[-1] < end:
             size = int.from_bytes(data[edges[-1] : edges[-1] + 4], signed=True)
@@ -177,12 +186,13 @@ class LogEnd:
         return [Hole(start + at, to - at, reason_of(data[at:to], start + at)) for at, to in pairwise(edges)]
 
     def _next_record(self, physical_offset: int) -> int | None:
-        """The next intact record behind a position, in its file or in a later one."""
+        """Return the offset of the next intact record after a position, in its file or in a later file; None if no
+        record follows."""
         for start in self._log.starts:
             if start + self._log.file_size <= physical_offset:
                 continue
             position = max(physical_offset - start, 0)
-            # Most often nothing was ever written there, and then nothing is read.
+            # Usually nothing was ever written after the position, and then no bytes need to be read.
             used_end = self._log.used_end(start, position)
             if used_end <= position:
                 continue
@@ -195,7 +205,8 @@ class LogEnd:
         return None
 
     def _was_never_written(self, physical_offset: int, resume_offset: int) -> bool:
-        """True if the record at an offset was not completely written before the crash, nor was what follows it."""
+        """True if neither the record at an offset, nor the bytes after it, were completely written before the
+        crash."""
         if not self._after_crash or physical_offset < self._flushed_offset:
             return False
         start = physical_offset - physical_offset % self._log.file_size
@@ -206,13 +217,13 @@ class LogEnd:
         file_start = resume_offset - resume_offset % self._log.file_size
         stored_ms = store_timestamp_at(self._data(file_start), resume_offset - file_start)
         if end == len(data):
-            # The file has lost its BLANK, too, and most of its rest may never have been used.
+            # The file's BLANK is lost, too, and most of the rest of the file may never have been used.
             end = position + _least_size(data, position)
         return stored_ms >= self._flushed_ms and _has_unwritten_sector(data, position, end)
 
     def _is_one_append(self, data: memoryview, start: int, position: int, end: int) -> bool:
-        """True if all but the first bytes of the record in [`position`, `end`) is there, and what follows it is of the
-        same append: intact records of the same time up to the last byte of the log."""
+        """True if only first bytes of the record in [`position`, `end`) are missing, and the bytes after it belong to
+        the same append: intact records with the same store time up to the last byte of the log."""
         first = _with_head(data[position:end])
         if not first or any(self._log.used_end(other, 0) for other in self._log.starts if other > start):
             return False
@@ -222,11 +233,12 @@ class LogEnd:
             if store_timestamp_at(data, at) != stored_ms and not self._writes_many():
                 return False
             at += int.from_bytes(data[at : at + 4])
-        # A kill may also have cut the append short: then no intact record is behind that.
+        # If the kill also cut the append short, no intact record follows.
         return at >= used_end or resume_behind(data, start, at, used_end, **self._checks) is None
 
     def _writes_many(self) -> bool:
-        """True if records of many appends are written at a time: by a replica, or from a transient store pool."""
+        """True if records of many appends may be written together: by a replica, or from a transient store
+        pool."""
         return self._log.has_pool or self._replica_file.exists()
 
     def _data(self, start: int) -> memoryview:
@@ -234,7 +246,8 @@ class LogEnd:
 
 
 def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: tuple[int, ...]) -> DispatchView | None:
-    """The view of a record whose body, size or magic is damaged; None if another field may be damaged, too."""
+    """Return the header view of a record whose body, size or magic is damaged; None if another field may be damaged,
+    too."""
     record = bytearray(damaged)
     record[:4] = len(record).to_bytes(4)
     for magic in (bytes(record[4:HEAD_BYTES]), *_MAGICS):
@@ -251,7 +264,8 @@ def believable_view(damaged: memoryview, physical_offset: int, delay_levels_ms: 
 
 
 def _with_head(record: memoryview) -> bytearray:
-    """A record, of whose first 8 bytes only some were written, with all of them; empty if it is no such record."""
+    """Return a record with its first 8 bytes completed, if only some of these bytes were written; otherwise
+    empty."""
     whole = bytearray(record)
     for magic in _MAGICS:
         head = len(record).to_bytes(4) + magic
@@ -264,7 +278,8 @@ def _with_head(record: memoryview) -> bytearray:
 
 
 def _least_size(data: memoryview, position: int) -> int:
-    """How many bytes from `position` up to the end of a file belong to a damaged record for sure."""
+    """Return the number of bytes, from `position` up to the end of a file, that certainly belong to a damaged
+    record."""
     rest = bytes(data[position:])
     size = int.from_bytes(rest[:4], signed=True)
     named = size if rest[4:HEAD_BYTES] in _MAGICS and MIN_RECORD_SIZE <= size <= len(rest) else HEAD_BYTES
@@ -272,8 +287,8 @@ def _least_size(data: memoryview, position: int) -> int:
 
 
 def _has_unwritten_sector(data: memoryview, position: int, end: int) -> bool:
-    """True if all that a range has of one of its sectors is zero. A record begins with its size and its magic, and
-    fewer bytes than these tell nothing."""
+    """True if all bytes that a range has of any one sector are zero. A record begins with its size and magic; a first
+    part shorter than these fields proves nothing."""
     at = position
     while at < end:
         sector_end = min((at // SECTOR_BYTES + 1) * SECTOR_BYTES, end)

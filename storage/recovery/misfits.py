@@ -1,22 +1,24 @@
-"""Finds the records whose queue offset, queue id or topic the disk has changed, by the records beside them.
+"""Finds the records whose place (queue offset, queue id or topic) the disk has changed, by comparing adjacent records.
 
 No checksum covers these fields, unless the property CRC is on. But the log has every record of a queue, in the order of
-the queue's offsets. So one record with a changed bit shows twice: it does not follow the record before it in the queue
-that it names, nor does the next one there follow it; and the queue that it came from lacks just its offset. A record is
-taken for changed if one changed bit explains what does not fit:
+the queue's offsets. So a record with one changed bit causes two breaks. In the queue that the record names, it does not
+follow the record before it, and the next record does not follow it. In the queue that the record came from, exactly its
+offset is missing. A record counts as changed if one changed bit explains what does not fit:
 
-- A unit of a queue leads to it, at a place that differs from the named one in one bit. After a clean stop these are the
-  queues' units, after a crash those that recovery has removed, which are right unless the power failed.
-- Its neighbours prove it. With that bit changed back, it follows the one record, and the other one follows it; or at
-  least two neighbours more fit than before. One is enough for a repeat of an offset above 0, and for a new queue that
-  begins in its middle: only damage makes these. One is enough, too, if the producer of the record before it has sent
-  the record, with the next sequence, and has not sent the record before it in the queue that it names.
+- A unit of a queue points to the record, at a place that differs in one bit from the place that the record names. After
+  a clean stop these are the queues' units. After a crash these are the units that recovery has removed, which are right
+  unless the power failed.
+- The adjacent records prove it. With that bit changed back, the record follows one adjacent record, and the other
+  follows the record; or at least two more adjacent records fit than before. One is enough for a repeat of an offset
+  above 0, and for a new queue that begins in its middle, because only damage causes these. One is also enough if
+  the producer of the record before the true place has sent the record, with the next sequence, and has not sent the
+  record before the place that the record names.
 
-If several explanations are equally good, all records in them are taken for damaged, without a place: none of their
-bytes are lost, and none is served as intact. So is a record that fits in no place. A repeat of offset 0 may be a topic
-that RocketMQ deleted and made anew, and a jump ahead at the end of a queue may be a genuine one. Without a unit or a
-producer that says otherwise such a record is believed: so the last record of a queue may stay unnoticed after a crash
-that lost its unit. Two changed bits, or a changed inner batch, are not looked for.
+If several explanations are equally good, all records in them count as damaged, without a place: none of their bytes are
+lost, and none is served as intact. A record that fits in no place counts as damaged, too. A repeat of offset 0 may be a
+topic that RocketMQ deleted and created again, and a jump ahead at the end of a queue may be genuine. Such a record is
+trusted unless a unit or a producer contradicts it. So after a crash that lost a unit, a change of the last record of
+its queue may stay unnoticed. Two changed bits, or a changed inner batch, are not searched for.
 """
 
 from __future__ import annotations
@@ -32,25 +34,29 @@ from storage.log.holes import PLACE_REASON
 from storage.recovery.claims import PlaceClaim, Survey, one_bit_away
 
 CHANGED_RECORDS_MAX: Final = 64
-"""So many changed records are found in one survey; those beyond are believed."""
+"""Maximum number of changed records that are found in one survey; further records are trusted."""
 BREAKS_MAX: Final = 256
-"""So many places where a queue does not go on are looked at."""
+"""Maximum number of breaks (places where a queue's offsets are not consecutive) that are examined."""
 LACKING_MAX: Final = 8
-"""So many offsets that a queue lacks in one place are looked for in other queues, from the first one on."""
+"""Maximum number of offsets missing in one break that are searched for in other queues, from the first missing offset
+on."""
 NEAR_MAX: Final = 256
-"""So many records that name one of these offsets are looked at."""
+"""Maximum number of records that are examined for each of these missing offsets."""
 
 SENT_BEFORE_MAX: Final = 64
-"""In so many records of a queue before one is the message looked for that its producer sent before it."""
+"""Number of records of a queue before a record in which the search looks for the message that the same producer sent
+just before."""
 
 LeadsTo = Callable[[QueueUnit, int, int], bool]
-"""True if a queue's own unit at a place leads to the record at a physical offset, with a size."""
+"""Function (place, physical offset, size) that returns True if the queue's unit at a place points to the record with
+this offset and size."""
 
 
 class Change(NamedTuple):
-    """The true place of a changed record, None if it is unknown, and the reason for its hole.
+    """The true place of a changed record (None if it is unknown), and the reason for the record's hole.
 
-    If not `is_sure`, the place is the true one of this record or of a second record that may be the changed one.
+    If not `is_sure`, either this record or a second record is the changed one, and the place is the true place of the
+    changed one.
     """
 
     place: QueueUnit | None
@@ -59,27 +65,28 @@ class Change(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """A record in the order of its queue: its row among the claims, -1 for what lies before the survey."""
+    """A record in the order of its queue: its row among the claims; -1 for the record before the survey."""
 
     row: int
     queue_offset: int
 
 
 class _Move(NamedTuple):
-    """An explanation: the claim `row` was at `place`. Those that explain most come first."""
+    """An explanation: the claim `row` was originally at `place`. Explanations sort by how much they explain, best
+    first."""
 
-    # How many records fewer fit their neighbours; negative.
+    # Change in the number of breaks between adjacent records; negative if the explanation removes breaks.
     gain: int
-    # False if both its neighbours there are the right ones.
+    # False if at `place` the offsets of both adjacent records are consecutive with the claim's.
     is_open: bool
-    # False if its producer's sequence goes on there, and not at the place that it names.
+    # False if the producer's sequence continues at `place`, and not at the place that the record names.
     is_unsupported: bool
     row: int
     place: QueueUnit
 
 
 class Misfits:
-    """The search in one survey."""
+    """The search for changed records in one survey."""
 
     def __init__(
         self,
@@ -90,8 +97,8 @@ class Misfits:
         raw_topic: Callable[[PlaceClaim], bytes],
         sequence_of: Callable[[PlaceClaim], ProducerSequence | None],
     ) -> None:
-        """`bases`: the offsets at which queues go on where the survey begins, and `default_base` that of all others;
-        None: unknown. `raw_topic` reads the topic of a record, and `sequence_of` its producer."""
+        """`bases`: the next offset of each queue at the start of the survey; `default_base`: the next offset of all
+        other queues, None if unknown. `raw_topic` reads the topic of a record, and `sequence_of` reads its producer."""
         self._claims, self._unknown = survey.claims, sorted(survey.unknown)
         self._bases, self._default_base, self._leads_to, self._raw_topic = bases, default_base, leads_to, raw_topic
         self._sequence_of, self._batch_keys = sequence_of, survey.batch_keys
@@ -105,13 +112,13 @@ class Misfits:
         self._deleted = {claim.place.key[0] for claim in survey.claims if not claim.is_chained}
         self._trusted = {index for index, claim in enumerate(survey.claims) if not claim.is_movable}
         self._found: dict[int, Change] = {}
-        # The breaks of each queue that has some, and the queues for which they are not known.
+        # The breaks of each queue that has any, and the queues whose breaks must be computed again.
         self._breaks_of: dict[QueueKey, list[tuple[_Point, _Point]]] = {}
         self._stale = set(self._chains)
 
     def find(self, suspects: Iterable[int], named: Callable[[int], bool]) -> dict[int, Change]:
-        """The changed records, by physical offset. `suspects`: physical offsets of records that do not fit. `named` is
-        true for a record that an earlier recovery took for changed."""
+        """Find the changed records, by physical offset. `suspects`: physical offsets of records that do not fit.
+        `named` is true for a record that an earlier recovery treated as changed."""
         index_of = {claim.physical_offset: index for index, claim in enumerate(self._claims)}
         doubted = [index for index, claim in enumerate(self._claims) if named(claim.physical_offset)]
         breaks = self._breaks()
@@ -132,7 +139,7 @@ class Misfits:
                 claimed = {self._places[row] for row in rows}
                 places: list[QueueUnit | None] = [None] * len(rows)
                 if len(rows) == 2 and len(claimed) == 1 and {move.place for move in rivals} == {best.place}:
-                    # Whichever of the two is which, both queues keep their offsets.
+                    # Whichever of the two records is the changed one, both queues keep their offsets.
                     places = [*claimed, best.place]
                 for row, place in zip(rows, places, strict=True):
                     self._give_up(row, place)
@@ -146,11 +153,12 @@ class Misfits:
         return {self._claims[index].physical_offset: change for index, change in self._found.items()}
 
     def _is_chained(self, index: int) -> bool:
-        """True if a claim's offset is to follow the one before it in the queue that it names."""
+        """True if a claim's offset must follow the previous claim's offset in the queue that the claim names."""
         return self._claims[index].is_chained and self._claims[index].place.key not in self._batch_keys
 
     def _breaks(self) -> list[tuple[_Point, _Point]]:
-        """The first neighbours in queues that do not follow each other, BREAKS_MAX at most."""
+        """Return the first breaks, at most BREAKS_MAX: pairs of adjacent records of a queue whose offsets are not
+        consecutive."""
         for key in self._stale:
             self._breaks_of.pop(key, None)
             points = [self._point(index) for index in self._chains[key]]
@@ -166,12 +174,14 @@ class Misfits:
         ]
 
     def _base(self, key: QueueKey) -> int | None:
-        """The offset at which a queue goes on where the survey begins; None if it is unknown. A replica may have noted
-        the deletion of a topic too late, and so have no unit of the first records after it."""
+        """Return the next offset of a queue at the start of the survey; None if it is unknown. The offset is unknown
+        for a deleted topic: a replica may have recorded the deletion too late, and so have no units of the first
+        records after it."""
         return None if key[0] in self._deleted else self._bases.get(key, self._default_base)
 
     def _is_break(self, before: _Point | None, after: _Point | None) -> bool:
-        """True if a record does not follow the one before it in their queue, and no unknown bytes explain that."""
+        """True if a record's offset does not follow the offset of the previous record in its queue, and no unreadable
+        bytes explain the gap."""
         if before is None or after is None or after.queue_offset == before.queue_offset + 1:
             return False
         lacking = after.queue_offset - before.queue_offset - 1
@@ -182,8 +192,8 @@ class Misfits:
         return lacking < 0 or not between
 
     def _near(self, before: _Point, after: _Point) -> set[int]:
-        """The claims that may be the reason for a break: the two beside it, and those between them in the log that
-        name an offset that the queue lacks."""
+        """Return the claims that may have caused a break: the two claims beside the break, and claims between them in
+        the log that name an offset missing in the queue."""
         found = {before.row, after.row} - {-1}
         for offset in range(before.queue_offset + 1, min(after.queue_offset, before.queue_offset + 1 + LACKING_MAX)):
             named = self._by_offset.get(offset, [])
@@ -191,7 +201,8 @@ class Misfits:
         return found
 
     def _around(self, index: int, place: QueueUnit | None = None) -> tuple[_Point | None, _Point | None]:
-        """The neighbours of a claim in its queue, or in the queue of another place if it were there."""
+        """Return the adjacent records of a claim in its queue, or, if `place` is given, in the queue of that
+        place."""
         key = (place or self._places[index]).key
         chain = self._chains.get(key, [])
         at = bisect_left(chain, index)
@@ -205,18 +216,18 @@ class Misfits:
         return _Point(index, self._places[index].queue_offset)
 
     def _fits(self, index: int) -> bool:
-        """True if both neighbours of a claim confirm it."""
+        """True if the offsets of both adjacent records are consecutive with the claim's."""
         before, after = self._around(index)
         offset = self._places[index].queue_offset
         return bool(before and after and before.queue_offset + 1 == offset == after.queue_offset - 1)
 
     def _does_not_belong(self, index: int, before: _Point | None, after: _Point | None) -> bool:
-        """True if the neighbours of a claim follow each other without it."""
+        """True if the adjacent records of a claim have consecutive offsets without the claim."""
         is_whole = bool(before and after and before.queue_offset + 1 == after.queue_offset)
         return is_whole and self._is_break(before, self._point(index)) and self._is_break(self._point(index), after)
 
     def _moves(self, index: int) -> Iterable[_Move]:
-        """The explanations in which a claim is the changed one."""
+        """Yield the possible explanations of breaks in which the claim at `index` is the changed one."""
         claim = self._claims[index]
         if index in self._trusted or index in self._found:
             return
@@ -232,7 +243,8 @@ class Misfits:
         return (place.key in self._chains or place.key in self._bases) and place.key not in self._batch_keys
 
     def _explain(self, index: int, place: QueueUnit) -> _Move | None:
-        """The explanation that a claim was at a place; None if that explains nothing, or not enough to be believed."""
+        """Return the explanation that a claim was originally at `place`; None if it explains nothing, or too little to
+        be trusted."""
         gain = self._gain(index, place)
         if gain >= 0:
             return None
@@ -243,7 +255,8 @@ class Misfits:
         is_supported = is_next and self._continues(before, index)
         if place.key != self._places[index].key:
             is_supported = is_supported and not self._goes_on_where_named(index)
-        # The producer of a topic that was deleted and made anew goes on with its sequence, too, at offset 0.
+        # If a topic was deleted and created again, its producer continues its sequence at offset 0. So an offset of 0
+        # proves nothing.
         is_sent_next = is_supported and self._places[index].queue_offset > 0
         is_proven = gain <= -2 or is_closed or is_sent_next or self._is_impossible(index)
         return (
@@ -253,15 +266,16 @@ class Misfits:
         )
 
     def _goes_on_where_named(self, index: int) -> bool:
-        """True if a claim's producer sent the message before it to the queue that the claim names, not long before.
-        Another claim to the same place does not count."""
+        """True if the claim's producer sent its previous message to the queue that the claim names, shortly before.
+        Other claims to the same place do not count."""
         chain, offset = self._chains.get(self._places[index].key, []), self._places[index].queue_offset
         at = bisect_left(chain, index)
         before = [row for row in chain[max(at - SENT_BEFORE_MAX, 0) : at] if self._places[row].queue_offset != offset]
         return any(self._continues(self._point(row), index) for row in before)
 
     def _continues(self, before: _Point | None, index: int) -> bool:
-        """True if a claim's producer sent the message before it, too, and none between the two."""
+        """True if the record `before` is the message that the claim's producer sent directly before the claim's
+        message."""
         if before is None or before.row < 0:
             return False
         first, second = (self._sequence_of(self._claims[row]) for row in (before.row, index))
@@ -271,7 +285,7 @@ class Misfits:
         return is_same and first.first_sequence + 1 == second.first_sequence
 
     def _gain(self, index: int, place: QueueUnit) -> int:
-        """How many neighbours more would not follow each other if a claim were at a place; negative: fewer."""
+        """Return the change in the number of breaks if a claim were at `place`; negative if breaks disappear."""
         here, there = self._point(index), _Point(index, place.queue_offset)
         same_queue = place.key == self._places[index].key
         gain = 0
@@ -285,8 +299,8 @@ class Misfits:
         return gain + self._is_break(before, there) + self._is_break(there, after)
 
     def _is_impossible(self, index: int) -> bool:
-        """True if a claim and a neighbour are what only damage makes: a repeat that does not begin a queue anew, or a
-        new queue's beginning in its middle."""
+        """True if a claim and an adjacent claim of its queue cannot both be valid: a repeated offset that does not
+        start a new queue, or a new queue that starts in its middle."""
         before, after = self._around(index)
         here = self._point(index)
         pairs = [pair for pair in ((before, here), (here, after)) if self._is_break(*pair)]
@@ -297,7 +311,8 @@ class Misfits:
         )
 
     def _ask_units(self, indices: set[int]) -> None:
-        """Move the claims for which a queue's unit says something else, and trust those with a unit that agrees."""
+        """Move each claim to the place whose queue unit points to the claim's record, if that place differs in one bit.
+        Trust claims whose own unit agrees."""
         for index in sorted(indices):
             claim = self._claims[index]
             if index in self._trusted or self._fits(index) or len(self._found) >= CHANGED_RECORDS_MAX:
@@ -314,8 +329,9 @@ class Misfits:
                 self._move(index, places[0])
 
     def _allows(self, index: int, place: QueueUnit) -> bool:
-        """True if the neighbours of a claim do not contradict the unit that leads to it at another place. In the same
-        queue they must confirm that unit: RocketMQ puts all units behind a gap at wrong offsets."""
+        """True if the adjacent records of a claim do not contradict a unit at another place that points to the claim's
+        record. In the same queue they must confirm that unit, because RocketMQ puts all units after a gap at wrong
+        offsets."""
         gain = self._gain(index, place)
         return gain < 0 or (gain == 0 and place.key != self._places[index].key)
 
@@ -337,11 +353,11 @@ class Misfits:
         self._found[index] = Change(place, f"{PLACE_REASON}: it says {named}, and belongs at {true}")
 
     def _give_up(self, index: int, place: QueueUnit | None = None) -> None:
-        """Take a claim for damaged. `place`: one that it may have had, and that stays free for it."""
+        """Treat a claim as damaged. `place`: a place that the claim may have had, which stays reserved for it."""
         claim = self._claims[index]
         self._remove(index)
         self._unknown.insert(bisect_left(self._unknown, claim.physical_offset), claim.physical_offset)
-        # The bytes may be what any queue lacks.
+        # The claim's bytes may now be the missing record of any queue, so all breaks must be computed again.
         self._stale.update(self._breaks_of)
         named = f"offset {claim.place.queue_offset} of {claim.place.key[0]}:{claim.place.key[1]}"
         reason = f"{PLACE_REASON}: it says {named}, which its neighbours contradict"

@@ -1,28 +1,32 @@
-"""Recovery: a store finds the good end of its log and makes the queues agree with it, before it serves.
+"""Recovery: before a store serves, it finds the last good record of its log and makes the queues consistent with the
+log.
 
-It follows spec/storage.md §5, with a shorter walk where a snapshot allows it (snapshot.py). The consume queues are read
-up to their first unit that was never written. Then the newest part of the log is walked, record by record: after a
-clean stop from the newest file whose first record is in a queue, after a crash from the newest file whose first record
-is older than the checkpoint. If bytes before a snapshot's end have changed, their file is walked, too. Records that are
-missing in their queue are put there; units that point behind the log's end are removed.
+Recovery follows spec/storage.md §5, with a shorter scan if a snapshot allows it (snapshot.py). The consume queues are
+read up to their first unit that was never written. Then recovery scans the newest part of the log, record by record.
+After a clean stop the scan starts at the newest file whose first record is in a queue; after a crash it starts at the
+newest file whose first record is older than the checkpoint. If bytes before a snapshot's end have changed, their file
+is scanned, too. Records missing in their queue are put into the queue; units that point beyond the log's end are
+removed.
 
 The log ends before the first record that fails its checks, if no intact record follows it (log_end.py). RocketMQ ends
-it there in any case, and so loses all that is intact behind a record that rotted on the disk. Here such a record is a
-hole (storage/log/holes.py): its bytes stay, its unit stays or is made, and the walk goes on behind it. A damaged BLANK,
-of which one field is left, is written again: its content follows from the file's size.
+the log before that record in any case, and so loses all intact records after a damaged one. In raymq a damaged record
+with intact records after it is a hole (storage/log/holes.py): its bytes stay, its unit stays or is created, and the
+scan continues after the hole. A damaged BLANK with one intact field is rewritten, because its content follows from the
+file's size.
 
-In four more cases RocketMQ guesses, and this does not:
+In four more cases RocketMQ guesses, and this recovery does not:
 
-- A record whose queue offset is beyond its queue's end shows that units are lost which the walk does not reach (a queue
-  directory was deleted). RocketMQ appends the unit at the wrong queue offset; here the walk starts again at the first
-  file.
+- A record whose queue offset is beyond its queue's end shows that units are lost which the scan does not reach (for
+  example if a queue directory was deleted). RocketMQ appends the unit at the wrong queue offset; this recovery starts
+  the scan again at the first file.
 - A record that does not fit its queue may have a changed queue offset, queue id or topic, which no checksum covers. The
-  units and the records beside it decide, SURVEY_BYTES on both sides (misfits.py). If it is changed, it is a hole, and
-  its unit goes to its true place. If the walk has believed it before, the walk is undone and begins again.
-- Queue files that are not where they belong are found (queue_check.py), and the walk starts at the first file too.
-- A record's CRC covers its body only. A record is not good either whose topic cannot be a directory, or whose queue
-  offset is more than the records that fit in the log before it; nor is, after a crash, the log's last one if a power
-  failure between two sectors cut its properties (record_check.py).
+  units and the adjacent records, SURVEY_BYTES on both sides, decide (misfits.py). If the record is changed, it is a
+  hole, and its unit goes to its true place. If the scan has already trusted the record, the scan is undone and starts
+  again.
+- Queue files that do not belong to their queue are found (queue_check.py), and the scan starts at the first file too.
+- A record's CRC covers its body only. A record also counts as bad if its topic cannot be a directory, or if its queue
+  offset is larger than the number of records that fit into the log before it. After a crash, the log's last record
+  counts as bad if a power failure between two sectors cut its properties (record_check.py).
 """
 
 from __future__ import annotations
@@ -58,28 +62,31 @@ class Recovered:
     """The result of a recovery."""
 
     text: str
-    """The findings and changes in words; the store logs them and shows them in its status."""
+    """Text that describes findings and changes; the store logs the text and shows it in its status."""
     cut_bytes: int
-    """The bytes that were cut off behind the last good record."""
+    """Number of bytes that were cut off after the last good record."""
     last_store_timestamp_ms: int
-    """The newest store time in the part that was walked or that the snapshot covers; 0 for an empty log."""
+    """The newest store time in the part of the log that was scanned or that the snapshot covers; 0 for an empty
+    log."""
     last_record_offset: int
-    """The physical offset of the last record; -1 for an empty log."""
+    """Physical offset of the log's last record; -1 for an empty log."""
     holes: tuple[Hole, ...] = ()
-    """The damaged ranges of the log that have intact records behind them."""
+    """The damaged ranges of the log that have intact records after them."""
 
 
 class Recovery:
-    """One recovery of one store. `run` leaves the log open for appending and the queues at their ends."""
+    """One recovery of one store. After `run` the log is open for appending, and the ends of the queues are
+    known."""
 
     def __init__(self, parts: StoreParts, checkpoint: Checkpoint, snapshot: Snapshot | None) -> None:
         self._root = parts.settings.store_path_root_dir
         self._log, self._queues, self._reader = parts.log, parts.queues, parts.reader
         self._halves, self._hole_table = parts.halves, parts.holes
         self._checkpoint = checkpoint
-        """The store times up to which log and queues are known to be on disk; only used after a crash."""
+        """The store times up to which log and queues are known to be on disk. Only used after a crash."""
         self._snapshot = snapshot
-        """A position that a walk may begin at, with what is known before it; None without a usable one."""
+        """The snapshot at whose end a scan may begin, with the state up to that end; None if there is no usable
+        snapshot."""
         self._after_crash = parts.after_crash
         self._redispatch = Redispatch(
             parts.queues, parts.dedup, parts.deliveries, after_crash=parts.after_crash, reader=parts.reader
@@ -90,9 +97,9 @@ class Recovery:
         self._walk = LogWalk(parts, self._files, self._end, self._redispatch)
 
     def run(self) -> Recovered:
-        """Recover. Nothing that is intact is lost.
+        """Recover the store. No intact record is lost.
 
-        StoreCorruptError, and nothing is changed, when a disk with the log's end is not there.
+        Raises StoreCorruptError, and changes nothing, if the disk that holds the log's end is missing.
         """
         if self._snapshot is not None:
             self._log.paths.require_up_to(self._snapshot.end)
@@ -112,7 +119,8 @@ class Recovery:
         self._queues.end_deletions_at(end_offset)
         for start in self._log.starts:
             if start + self._log.file_size > self._walk.began_at:
-                # Bytes that the process before wrote may still be in memory only, and count as flushed from here on.
+                # Bytes that the previous process wrote may still be only in memory. From now on they count as flushed,
+                # so write them again.
                 if self._after_crash:
                     disk.write_again(self._log.path(start), max(self._walk.began_at - start, 0), end_offset - start)
                 else:
@@ -134,8 +142,9 @@ class Recovery:
         return Recovered(text, cut_bytes, self._walk.last_store_timestamp_ms, self._walk.last_record_offset, holes)
 
     def _cut_units(self, queue: AnyQueue, end_offset: int) -> int:
-        """Remove a queue's units of records behind the log's end; returns how many. On return all removed units are
-        gone from the disk, too: a new record will be where they lead, and the next recovery must not find them."""
+        """Remove a queue's units of records beyond the log's end. Returns the number of removed units. On return the
+        removed units are also gone from the disk: a new record will be stored where they point, and the next recovery
+        must not find these units."""
         count = queue.truncate_from(end_offset)
         if count or (isinstance(queue, ConsumeQueue) and queue.has_lost_units):
             for path in sorted(queue.take_dirty()):
@@ -143,7 +152,7 @@ class Recovery:
         return count
 
     def _write_down_holes(self, end_offset: int) -> None:
-        """Keep the holes of the part that was walked, and those before it that are still there."""
+        """Keep the holes of the scanned part, and the earlier holes that still exist."""
         start = self._log.min_offset
         before = [
             hole
@@ -179,8 +188,8 @@ class Recovery:
         return text
 
     def _walk_newest(self) -> int:
-        """Find the ends of the queues, learn what is known before the start of the walk, and walk the newest part of
-        the log. Returns the log's end. QueueGapError when a queue lacks units before that part."""
+        """Find the ends of the queues, load what is known of the records before the scan, and scan the newest part of
+        the log. Returns the log's end. Raises QueueGapError if a queue lacks units before that part."""
         snapshot = self._snapshot if self._snapshot is not None and self._snapshot.fits(self._reader) else None
         if self._after_crash:
             self._cut_queues_at(self._walk_start(snapshot))
@@ -202,7 +211,7 @@ class Recovery:
         )
 
     def _walk_whole(self) -> int:
-        """Walk the log from its first record on, and make all queues again that lack units. Returns the log's end."""
+        """Scan the log from its first record on, and rebuild all queues that lack units. Returns the log's end."""
         self._redispatch.start_again()
         self._halves.clear()
         start = self._log.min_offset
@@ -211,7 +220,8 @@ class Recovery:
         return self._walk.walk_from(start, lambda: None, knows_ends=True, is_whole=True)
 
     def _reset_misplaced_queues(self) -> str:
-        """Empty the queues whose files are not their own, to be made again; returns a text that names them."""
+        """Empty the queues whose files do not belong to them, so that they are rebuilt. Returns a text that names these
+        queues."""
         found = []
         for queue in self._queues.plain:
             misplaced = misplaced_file(queue, self._reader)
@@ -221,15 +231,15 @@ class Recovery:
         return "; ".join(found)
 
     def _cut_queues_at(self, physical_offset: int) -> None:
-        """Remove the units that the walk from `physical_offset` on will put into the queues again."""
+        """Remove the units that the scan from `physical_offset` on will put into the queues again."""
         for queue in self._queues:
             queue.recover_until(physical_offset)
 
     def _walk_start(self, snapshot: Snapshot | None) -> int:
-        """Return the physical offset at which the walk begins. `snapshot`: the snapshot if it matches the log.
+        """Return the physical offset at which the scan begins. `snapshot`: the snapshot if it matches the log.
 
-        If the snapshot exists and does not match, the log's bytes have changed from the snapshot's tail on. The walk
-        then begins at the tail's file or before it: a later start would leave the damage to the readers.
+        If the snapshot exists and does not match, the log's bytes have changed from the snapshot's tail on. The scan
+        then begins at the tail's file or before it. If it started later, readers would find the damage instead.
         """
         if snapshot is not None:
             return snapshot.end
@@ -239,7 +249,8 @@ class Recovery:
         return self._log.starts[first]
 
     def _first_file_to_walk(self) -> int:
-        """The index of the newest file whose first record matches (spec §5, file match test), else 0."""
+        """Return the index of the newest file whose first record matches (spec §5, file match test); 0 if no file
+        matches."""
         for index in range(len(self._log.starts) - 1, 0, -1):
             data = self._files.data(self._log.starts[index])
             size, good = check_record(data, 0, **self._files.checks)

@@ -1,5 +1,5 @@
-"""A snapshot of the dedup table and of the half messages, with a position from which recovery may walk the log, instead
-of from a file's start.
+"""A snapshot of the dedup table and of the half messages, with a physical offset at which recovery can start its log
+scan, instead of at the start of a file.
 
 On disk
     dedup           1a2b3c4d                the CRC-32 of what follows
@@ -7,11 +7,11 @@ On disk
                      "queues": [[topic, queue, next offset]], "producers": [[id, topic, queue, epoch, runs]],
                      "transactions": {"open": [], "ended": [], "ops": []}}
 
-`end` is a physical offset up to which the log, the queues and this table agree and are on disk. The record that ends
-there starts at `last`; the log's bytes from `tail` to `end` have the CRC-32 `tail_crc`; `queues` tells how far each
-queue went. Without the file, or if the tail has changed, recovery walks whole files as RocketMQ does, which takes a few
-seconds for each GiB. After a change of the tail it walks the tail's file, too, so that damage there is found. Damage
-further back than the tail is found by neither: it shows when it is read.
+`end` is a physical offset up to which the log, the queues and this table are consistent and on disk. The record that
+ends at `end` starts at `last`. The log's bytes from `tail` to `end` have the CRC-32 `tail_crc`. `queues` holds the next
+offset of each queue. Without the file, or if the tail has changed, recovery scans whole files as RocketMQ does, which
+takes a few seconds per GiB. If the tail has changed, recovery scans the tail's file, too, so that damage in that file
+is found. Neither way finds damage before the tail; this damage shows when the records are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMES: Final = ("end", "last", "tail", "tail_crc", "queues", "producers", "tran
 
 
 class QueueRow(NamedTuple):
-    """The end of one queue."""
+    """A queue and its next offset."""
 
     topic: str
     queue_id: int
@@ -44,7 +44,7 @@ class QueueRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values in the file, which the module's docstring explains."""
+    """The values of the snapshot file, which the module's docstring explains."""
 
     end: int
     last: int
@@ -52,11 +52,11 @@ class Snapshot:
     tail_crc: int
     queues: list[QueueRow]
     producers: list[ProducerRow]
-    # HalfMessages.rows; a file of an older version has none.
+    # Result of HalfMessages.rows; a file of an older version has no such value.
     transactions: dict[str, Any]
 
     def fits(self, reader: LogReader) -> bool:
-        """True if the log's bytes before `end` are still those that the snapshot was taken behind."""
+        """True if the log's bytes before `end` have not changed since the snapshot was taken."""
         try:
             return crc32(reader.log_bytes(self.tail, self.end)) == self.tail_crc
         except DataLossError:
@@ -72,13 +72,15 @@ def take_snapshot(
     producers: list[ProducerRow],
     transactions: dict[str, Any],
 ) -> Snapshot:
-    """The snapshot of this state, with the CRC of at most the last 4 MiB before `end` in its file."""
+    """Create a snapshot of the given state, with the CRC of at most the last 4 MiB before `end` in its log
+    file."""
     tail = max(last - last % reader.commit_log_file_size, end - TAIL_BYTES)
     return Snapshot(end, last, tail, crc32(reader.log_bytes(tail, end)), queues, producers, transactions)
 
 
 def read_snapshot(path: Path, damage: DamageNotes) -> Snapshot | None:
-    """The snapshot at `path`, or None if there is none that can be used, which is noted."""
+    """Read the snapshot at `path`. Returns None if the file does not exist or is unusable; an unusable file is recorded
+    as damage."""
     try:
         crc, _, text = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
@@ -103,7 +105,7 @@ def _parse(text: bytes) -> Snapshot:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Replace the file at `path`; on return the new one is on disk."""
+    """Replace the snapshot file at `path`; on return the new file is on disk."""
     values = {name: getattr(snapshot, name) for name in _NAMES}
     text = json.dumps(values, separators=(",", ":")).encode()
     disk.replace_file(path, b"%08x\n" % crc32(text) + text)

@@ -1,8 +1,8 @@
-"""Walks a part of the log, in blocks or record by record, and makes the queues agree with it.
+"""Scans a part of the log during recovery, in blocks or record by record, and makes the queues consistent with the log.
 
-A damaged record is a hole, and the walk goes on behind it. A record that does not fit its queue may name a changed
-place: the part of the log around it is searched (changed_places.py) before the walk believes the record. A walk that
-has believed a changed record is undone, and begins again.
+A damaged record is a hole, and the scan continues after it. A record that does not fit its queue may name a changed
+place (queue and queue offset): the part of the log around it is searched (changed_places.py) before the scan trusts the
+record. If a scan has trusted a changed record, the scan is undone and starts again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from storage.recovery.log_files import LogFiles, placed_view
 from storage.recovery.misfits import Change
 
 WALKS_MAX: Final = 16
-"""If a record that was walked turns out to name a wrong place, the walk begins again, so often at most. After that
-records are believed."""
+"""Maximum number of scans. A scan starts again if a record that was already scanned turns out to name a wrong place.
+After the last attempt all records are trusted."""
 
 logger = logging.getLogger(__name__)
 
 
 class LogWalk:
-    """The walks of one recovery."""
+    """The log scans of one recovery."""
 
     def __init__(self, parts: StoreParts, files: LogFiles, end: LogEnd, redispatch: Redispatch) -> None:
         self._root, self._after_crash = parts.settings.store_path_root_dir, parts.after_crash
@@ -43,28 +43,28 @@ class LogWalk:
         self._files, self._end, self._redispatch = files, end, redispatch
         self._changed = ChangedPlaces(parts, files, end, redispatch)
         self._marks: deque[int] = deque()
-        """The physical offsets of some records that the walk passed last."""
+        """Physical offsets of some records that the scan passed most recently."""
         self.began_at = 0
-        """The physical offset at which the last walk began."""
+        """Physical offset at which the last scan of the log began."""
         self.holes: list[Hole] = []
-        """The holes in the part that was walked last."""
+        """The holes in the part of the log that was scanned last."""
         self.walked = 0
-        """The number of records that were walked."""
+        """The number of records that were scanned."""
         self.blanks = 0
-        """The damaged BLANKs that were written again."""
+        """The number of damaged BLANKs that were rewritten."""
         self.last_store_timestamp_ms = 0
-        """The newest store time of the records that were walked or noted."""
+        """The newest store time in ms of the records that were counted as scanned (`note`)."""
         self.last_record_offset = -1
-        """The physical offset of the last record; -1 for an empty log."""
+        """Physical offset of the log's last record; -1 for an empty log."""
 
     def walk_from(
         self, physical_offset: int, learn_again: Callable[[], None], *, knows_ends: bool, is_whole: bool
     ) -> int:
-        """Walk the log from the start of a record on; returns the physical offset at which the last good one ends.
+        """Scan the log from the start of a record on. Returns the physical offset at which the last good record ends.
 
-        `learn_again` brings back what is known of the records before that offset, after a walk that was undone.
-        `knows_ends`: no queue lacks units of these records. `is_whole`: the log has no such records. QueueGapError when
-        a queue lacks units before the walk.
+        `learn_again` restores, after a scan that was undone, what is known of the records before the scan.
+        `knows_ends`: no queue lacks units of these earlier records. `is_whole`: the log has no earlier records. Raises
+        QueueGapError if a queue lacks units before the scan.
         """
         self._changed.begin(physical_offset)
         may_fill_gaps = physical_offset == self._log.min_offset
@@ -87,7 +87,7 @@ class LogWalk:
         return self._walk_once(physical_offset, may_fill_gaps=may_fill_gaps)
 
     def _undo_walk(self) -> None:
-        """Make the queues what they were before the walk, and forget all producers and transactions."""
+        """Restore the queues to their state before the scan, and discard all producers and transactions."""
         self._redispatch.start_again()
         self._halves.clear()
         self._dedup.clear()
@@ -100,7 +100,7 @@ class LogWalk:
                 queue.truncate_to(base)
 
     def _walk_once(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """`walk_from`. WalkAgainError if the walk has to be undone."""
+        """Do one scan for `walk_from`. Raises WalkAgainError if the scan has to be undone."""
         self.began_at = physical_offset
         self.holes.clear()
         self._marks.clear()
@@ -119,7 +119,8 @@ class LogWalk:
         return end_offset
 
     def _walk_good(self, physical_offset: int, *, may_fill_gaps: bool) -> int:
-        """Walk the log from the start of a record on; returns the physical offset at which no good record starts."""
+        """Scan good records from the start of a record on. Returns the physical offset at which no good record
+        starts."""
         end_offset = physical_offset
         for start in self._log.starts:
             if start + self._log.file_size > end_offset:
@@ -129,23 +130,25 @@ class LogWalk:
         return end_offset
 
     def _rewrite(self, physical_offset: int, blank: bytes) -> None:
-        """Write the damaged BLANK of a file again; on return it is on disk. OSError."""
+        """Rewrite the damaged BLANK of a file; on return it is on disk. Raises OSError."""
         path = self._log.path(physical_offset - physical_offset % self._log.file_size)
         disk.overwrite(path, physical_offset % self._log.file_size, blank)
         logger.error("%s: the BLANK at %d was damaged, and is written again", path, physical_offset)
         self.blanks += 1
 
     def _pass_hole(self, hole: Hole) -> None:
-        """Note a damaged record. If its header can still be read, its queue, its producer and its transaction get
-        to know it as if it were good."""
+        """Record a hole. If the damaged record's header is still readable, the record is dispatched to its queue,
+        producer and transaction as if it were good."""
         self.holes.append(hole)
         view = self._end.header_of(hole, self._files.delay_levels_ms)
         self._redispatch.put_hole(hole, view)
-        if view is not None and view.topic != OP_HALF_TOPIC:  # of that topic the body counts
+        # for a record of the op topic only the body counts, and the body is damaged
+        if view is not None and view.topic != OP_HALF_TOPIC:
             self._halves.note(placed_view(view, hole.offset), self._files.bytes_at(hole.offset, hole.size))
 
     def _pass_changed(self, change: Change, record: memoryview, physical_offset: int) -> None:
-        """Note a record with a changed place as a hole. If its true place is known, the record counts there."""
+        """Record a record with a changed place as a hole. If its true place is known, the record is dispatched to that
+        place."""
         hole = Hole(physical_offset, len(record), change.reason)
         self.holes.append(hole)
         if change.place is None or not change.is_sure:
@@ -157,8 +160,8 @@ class LogWalk:
         self._halves.note(placed_view(view, physical_offset), mended)
 
     def _walk_file(self, start: int, position: int, *, may_fill_gaps: bool) -> tuple[int, bool]:
-        """Walk one file from `position` on. Returns the physical offset at which its last good record ends, and True if
-        the log goes on there."""
+        """Scan one file from `position` on. Returns the physical offset at which the last good record ends, and True if
+        the log continues in the next file."""
         data = self._files.data(start)
         while True:
             self._mark(start + position)
@@ -178,13 +181,15 @@ class LogWalk:
                 position += size
 
     def _mark(self, physical_offset: int) -> None:
-        """Remember that the walk passed a record's start, and forget what is too far behind it."""
+        """Record the start of a record that the scan passes, and drop starts that are more than SURVEY_BYTES
+        before it."""
         self._marks.append(physical_offset)
         while self._marks[0] < physical_offset - SURVEY_BYTES:
             self._marks.popleft()
 
     def _put_block(self, block: Block, physical_offset: int, *, may_fill_gaps: bool) -> bool:
-        """Dispatch the records of a block. False if nothing was done."""
+        """Dispatch the records of a block. Returns False if nothing was done, because the records must be scanned one
+        by one."""
         end_offset = physical_offset + block.length
         if self._changed.has_changes_in(physical_offset, end_offset):
             return False
@@ -196,7 +201,7 @@ class LogWalk:
         )
 
     def _walk_record(self, data: memoryview, start: int, position: int, *, may_fill_gaps: bool) -> int | None:
-        """Check and dispatch one record. Returns its size, 0 for a BLANK, None if it is not a good record."""
+        """Check and dispatch one record. Returns its size, 0 for a BLANK, or None if it is not a good record."""
         size, good = check_record(data, position, **self._files.checks)
         if not good:
             return None
@@ -220,8 +225,8 @@ class LogWalk:
         return size
 
     def note(self, count: int, last_record_offset: int, store_timestamp_ms: int) -> None:
-        """Count records as walked. `last_record_offset`: the physical offset of the last one; `store_timestamp_ms`: the
-        newest store time."""
+        """Count records as scanned. `last_record_offset`: the physical offset of the last of them;
+        `store_timestamp_ms`: their newest store time."""
         self.walked += count
         self.last_record_offset = last_record_offset
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, store_timestamp_ms)

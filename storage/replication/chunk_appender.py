@@ -1,12 +1,12 @@
-"""Appends another replica's chunks (log_chunks.py): to the log, the queues, the dedup table and the deliveries.
+"""Appends another replica's chunks (log_chunks.py) to the log, the queues, the dedup table and the delivery progress.
 
-A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. In any doubt the block
-path changes nothing, and the chunk is read record by record. That path has the same result, is faster for few records,
-and can do more: describe errors, put inner batches into their queues (batch_dispatch.py) and messages into several
-queues (multi_dispatch.py), and delete a topic in the middle of a chunk. The chunk's records decide on the path, not
-this store's settings: the master may have others.
+A chunk of many ordinary records is appended as one block (record_blocks.py), a column at a time. If anything is
+doubtful, the block path changes nothing, and the chunk is read record by record. The record path has the same result
+and is faster for few records. It also handles more: it describes errors, puts inner batches into their queues
+(batch_dispatch.py) and messages into several queues (multi_dispatch.py), and deletes a topic in the middle of a chunk.
+The chunk's records decide on the path, not this store's settings, because the master may have other settings.
 
-A hole of the master is appended by hole_appender.py.
+hole_appender.py appends the holes of the master.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from storage.queue.consume_queue import ConsumeQueue
 from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 BLOCK_RECORDS_MIN: Final = 32
-"""A chunk with fewer records is read record by record."""
+"""Minimum number of records of a chunk that is appended as a block. A smaller chunk is read record by record."""
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def parse_chunk(
 ) -> list[DispatchView]:
     """Parse the records of a chunk that will be written at `physical_offset`.
 
-    InvalidArgumentError unless the chunk is whole and intact.
+    Raises InvalidArgumentError unless the chunk is whole and intact.
     """
     if len(data) > file_size - physical_offset % file_size:
         raise InvalidArgumentError(f"a chunk of {len(data)} bytes at {physical_offset} crosses the end of its log file")
@@ -64,9 +64,11 @@ def parse_chunk(
 def leading_records(
     data: memoryview, physical_offset: int, file_size: int, delay_levels_ms: tuple[int, ...], max_bytes: int
 ) -> tuple[list[DispatchView], int]:
-    """Return the intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their length.
+    """Return the intact records at the beginning of `data`, whose first byte is at `physical_offset`, and their total
+    length.
 
-    No record begins at `max_bytes` or after it. A BLANK at the end of a file counts, with the rest of the file.
+    Only records that begin before `max_bytes` are returned. A BLANK at the end of a file counts towards the length,
+    with the rest of the file.
     """
     views: list[DispatchView] = []
     position, left = 0, file_size - physical_offset % file_size
@@ -86,14 +88,13 @@ def leading_records(
 
 
 def _has_many(data: memoryview) -> bool:
-    """True if the chunk probably has enough records to be faster as a block, judging by the size of the first
-    record.
-    """
+    """True if the chunk probably has enough records to be appended faster as a block. The estimate uses the size of the
+    first record."""
     return len(data) >= BLOCK_RECORDS_MIN * int.from_bytes(data[:4])
 
 
 def _fits(view: DispatchView, physical_offset: int) -> bool:
-    """True if the record holds this offset, and recovery would keep the record."""
+    """True if the record contains its own physical offset, and recovery would keep the record."""
     return view.physical_offset == physical_offset and not is_implausible(view, physical_offset)
 
 
@@ -113,14 +114,15 @@ class ChunkAppender:
     def append_chunk(self, physical_offset: int, data: bytes | memoryview) -> list[tuple[str, int, int]]:
         """Write a chunk at the log's end, which must be `physical_offset`. Called under the append lock.
 
-        Returns the units that were put into queues: topic, messages, bytes. The queues may have gaps, if those of the
-        other replica have the same gaps (QueueGaps).
+        Returns the units that were put into queues: topic, messages, bytes. The queues may have gaps if the other
+        replica's queues have the same gaps (QueueGaps).
 
-        InvalidArgumentError: the chunk is not whole or not intact, or does not continue the log; nothing is written.
-        StoreNotWritableError: the disk has no space; nothing is written. OSError: the disk failed in the middle.
+        Raises InvalidArgumentError if the chunk is not whole, not intact, or does not continue the log; nothing is
+        written. Raises StoreNotWritableError if the disk is full; nothing is written. Raises OSError if the disk fails
+        during the write.
 
         If a record has queue offset 0 and its queue is not empty, the topic was deleted on the other replica and
-        created again. The topic is then deleted here, too, before the record is written.
+        created again. This store then deletes the topic, too, before it writes the record.
         """
         if physical_offset != self._log.end_offset:
             raise InvalidArgumentError(
@@ -137,7 +139,8 @@ class ChunkAppender:
         """Append a chunk as one block. Returns False, and does nothing, if the records have to be read one by one."""
         if len(data) > self._log.file_size - physical_offset % self._log.file_size:
             return False
-        # The fields of each record must be consistent, and its physical offset must be where it will be written.
+        # The fields of each record must be consistent, and its physical offset must be the offset at which it will be
+        # written.
         block = read_block(data, 0, physical_offset, check_crc=True, delay_levels_ms=self._delay_levels_ms)
         if block is None or not block.is_ordinary or not self._ends_with(data, block.length, physical_offset):
             return False
@@ -147,7 +150,8 @@ class ChunkAppender:
         producers = producers_of(block, counted)
         if not producers.fits_into(self._dedup):
             return False
-        # The units of each queue. A queue whose offsets have gaps is left out, so that the count below differs.
+        # The units of each queue. A queue whose offsets have gaps is left out, so that the following count of units
+        # differs.
         units = [
             QueueUnits(
                 block.queue_of(rows),
@@ -166,16 +170,15 @@ class ChunkAppender:
         return True
 
     def _ends_with(self, data: memoryview, position: int, physical_offset: int) -> bool:
-        """True if the chunk ends at `position`, or has a BLANK there and ends with its file."""
+        """True if the chunk ends at `position`, or has a BLANK at `position` and ends with its file."""
         if position == len(data):
             return True
         at_file_end = (physical_offset + len(data)) % self._log.file_size == 0
         return at_file_end and check_record(data, position) == (0, True)
 
     def _continues(self, units: QueueUnits) -> bool:
-        """True if these units follow the last unit of their queue, or begin a queue. They never follow inner
-        batches.
-        """
+        """True if these units follow the last unit of their queue, or begin a queue. Always False for a queue of inner
+        batches."""
         queue = self._queues.get(*units.key)
         if queue is None:
             return True
@@ -212,14 +215,16 @@ class ChunkAppender:
             remember_producer(view, self._dedup, self._deliveries)
 
     def begin_anew(self, key: tuple[str, int]) -> None:
-        """Delete the queues of a deleted topic, one of which a record restarts at offset 0 (QueueTable.begin_anew)."""
+        """Delete the old queues of a deleted topic, because a record restarts queue `key` at offset 0
+        (QueueTable.begin_anew)."""
         if self._queues.get(*key) is None:
             return
         for queue in self._queues.begin_anew(*key, end_offset=self._log.end_offset, min_offset=self._log.min_offset):
             self._dedup.forget_queue(queue.topic, queue.queue_id)
 
     def _first_begun_anew(self, views: Sequence[DispatchView]) -> tuple[DispatchView, tuple[str, int]] | None:
-        """Return the first record that restarts a queue at offset 0, and that queue; None if there is none."""
+        """Return the first record that restarts a queue at offset 0, and that queue; None if no record restarts a
+        queue."""
         seen: set[tuple[str, int]] = set()
         for view in views:
             is_batch = bool(view.sys_flag & SYS_FLAG_INNER_BATCH)
@@ -237,10 +242,10 @@ class ChunkAppender:
         return None
 
     def _by_kind(self, views: Sequence[DispatchView]) -> tuple[list[DispatchView], list[DispatchView]]:
-        """Divide records into those for queues of single messages, and those for `put_batch`.
+        """Split records into those for queues of single messages, and those for `put_batch`.
 
-        `put_batch` also logs records that belong to no queue. The first record of a new queue decides the queue's kind,
-        as if the records arrived one at a time.
+        `put_batch` also logs records that belong into no queue. The first record of a new queue decides the queue's
+        kind, as if the records arrived one at a time.
         """
         singles: list[DispatchView] = []
         batches: list[DispatchView] = []
@@ -257,21 +262,20 @@ class ChunkAppender:
         return singles, batches
 
     def put_batch(self, view: DispatchView) -> None:
-        """Put an inner batch into its queue, if it belongs to one."""
+        """Put an inner batch into its queue, if it belongs into one."""
         if put_batch(self._queues, view, view.physical_offset, may_fill_gaps=True):
             self._show_end_of((view.topic, view.queue_id))
             self._puts.append((view.topic, inner_batch(view)[1], view.size))
 
     def _show_end_of(self, key: tuple[str, int]) -> None:
-        """Show consumers the queue's end once they may see the rest of the chunk."""
+        """Make the queue's new end visible to consumers once the rest of the chunk is visible."""
         queue = self._queues.get(*key)
         assert queue is not None
         self._visibility.add(self._log.end_offset, queue, queue.next_offset)
 
     def _units_of(self, views: Sequence[DispatchView]) -> list[QueueUnits]:
-        """Return the units of these records, by queue, preceded by units for the offsets that the queues lack
-        (QueueGaps).
-        """
+        """Return the units of these records, by queue. Units for offsets that a queue lacks are added before them
+        (QueueGaps)."""
         by_queue: dict[tuple[str, int], list[PlacedUnit]] = {}
         for view in views:
             unit = PlacedUnit(view.queue_offset, view.physical_offset, view.size, view.tags_code)
@@ -293,9 +297,10 @@ class ChunkAppender:
         self.put_units(queues, units)
 
     def make_room(self, make_files: Callable[[], T], *, for_state: bool = False) -> T:
-        """Call a function that makes files, and return its result. `for_state`: use the room of the broker's state.
+        """Call a function that creates files, and return its result. `for_state`: use the disk space reserved for the
+        broker's state.
 
-        StoreNotWritableError: the disk has no space. OSError: the disk failed.
+        Raises StoreNotWritableError if the disk is full, OSError if the disk fails.
         """
         try:
             return self._space.write(make_files) if for_state else make_files()
@@ -305,7 +310,7 @@ class ChunkAppender:
             raise StoreNotWritableError(no_space_text(self._root, self._log.file_size, error)) from error
 
     def queues_with_room(self, units: Sequence[QueueUnits]) -> list[ConsumeQueue]:
-        """Return the queues of these units, after making the files that the units need. OSError."""
+        """Return the queues of these units, after creating the files that the units need. Raises OSError."""
         queues = []
         for one in units:
             queue = self._queues.get_or_create(*one.key)
@@ -316,7 +321,8 @@ class ChunkAppender:
         return queues
 
     def put_units(self, queues: Sequence[ConsumeQueue], units: Sequence[QueueUnits]) -> None:
-        """Put units into their queues. Consumers see the units once they may see the log up to its end."""
+        """Put units into their queues. The units become visible to consumers once the log is visible up to its
+        end."""
         for queue, one in zip(queues, units, strict=True):
             queue.append_scattered(one.physical_offsets, one.sizes, one.tags_codes)
             self._puts.append((one.key[0], len(one.sizes), int(one.sizes.sum(dtype=np.int64))))

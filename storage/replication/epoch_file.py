@@ -1,7 +1,7 @@
-"""The files in which a replica remembers its epochs and its highest confirm offset (spec §11.2).
+"""The files in which a replica stores its epochs and its highest confirm offset (spec §11.2).
 
-The epoch file has the offset at which each epoch began, to compare with the master's. The confirm file has the highest
-confirm offset that the replica reported: a log that ends before that offset lacks acknowledged messages.
+The epoch file holds the offset at which each epoch began, to compare with the master's epochs. The confirm file holds
+the highest confirm offset that the replica reported: a log that ends before that offset lacks acknowledged messages.
 
 On disk
     epochFileCheckpoint         2                   the number of lines of epochs
@@ -12,9 +12,9 @@ On disk
     confirmOffset               two slots of 512 bytes, zeros after the fields, big-endian:
                                 CRC-32 of the next 24 bytes (4 bytes), number of the write, epoch, offset (8 bytes each)
 
-A new text of epochs is written to another file and renamed: a crash leaves the new text, or the previous one as `.bak`.
-The confirm file is written three times a second while messages arrive, so its two slots are overwritten in turn, in
-place: a crash damages at most one slot, and the other slot has the previous floor.
+A new text of epochs is written to another file and renamed: a crash leaves the new text, or the previous text as
+`.bak`. The confirm file is written three times a second while messages arrive. Its two slots are overwritten in turn,
+in place, so a crash damages at most one slot, and the other slot still has the previous confirm offset.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ logger = logging.getLogger(__name__)
 EPOCH_FILE: Final = "epochFileCheckpoint"
 CONFIRM_FILE: Final = "confirmOffset"
 CONFIRM_SLOT_BYTES: Final = 512
-"""The size of a sector. A power cut leaves a sector completely old or completely new."""
+"""Size in bytes of a confirm slot: one disk sector. A power cut leaves a sector completely old or completely
+new."""
 _FIELDS: Final = struct.Struct(">QQQ")
 
 
 def encode_epochs(entries: Sequence[EpochEntry]) -> bytes:
-    """Encode the text of an epoch file."""
+    """Encode epochs as the text of an epoch file."""
     lines = "".join(f"{entry.epoch}-{entry.start_offset}\n" for entry in entries).encode()
     return b"%d\n%d\n" % (len(entries), body_crc(lines)) + lines
 
 
 def decode_epochs(text: bytes) -> list[EpochEntry]:
-    """Decode the text of an epoch file. ValueError: the text is damaged."""
+    """Decode the text of an epoch file. Raises ValueError if the text is damaged."""
     count, crc, *lines = text.decode().splitlines()
     entries = [EpochEntry(*map(int, line.split("-"))) for line in lines]
     if len(entries) != int(count):
@@ -63,32 +64,34 @@ def decode_epochs(text: bytes) -> list[EpochEntry]:
 
 
 class EpochFile:
-    """The epochs of one store directory. For one thread at a time. Each change is on disk on return."""
+    """The epochs of one store directory. Not thread-safe. Each change is on disk on return."""
 
     def __init__(self, root: Path) -> None:
-        """Read the file, or its `.bak` if it is missing or damaged. StoreCorruptError: both are damaged."""
+        """Read the epoch file, or its `.bak` if the file is missing or damaged. Raises StoreCorruptError if both are
+        damaged."""
         self._path = root / EPOCH_FILE
         self._backup = root / f"{EPOCH_FILE}.bak"
         self.entries: tuple[EpochEntry, ...] = tuple(self._read())
 
     @property
     def last_epoch(self) -> int:
-        """The newest epoch; 0 if there is none."""
+        """The newest epoch; 0 if the log has no epoch."""
         return self.entries[-1].epoch if self.entries else 0
 
     def entry_at(self, physical_offset: int) -> EpochEntry | None:
-        """Return the epoch to which the record at a physical offset belongs; None for one stored without an epoch."""
+        """Return the epoch to which the record at a physical offset belongs; None if the record was stored without an
+        epoch."""
         return next((entry for entry in reversed(self.entries) if entry.start_offset <= physical_offset), None)
 
     def epoch_at(self, end_offset: int) -> int:
-        """Return the epoch of the last record before `end_offset`; 0 if there is none, or it was stored without an
-        epoch.
-        """
+        """Return the epoch of the last record before `end_offset`; 0 if no record precedes it, or the record was stored
+        without an epoch."""
         entry = self.entry_at(end_offset - 1)
         return 0 if entry is None else entry.epoch
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Record that a new epoch began. InvalidArgumentError unless both numbers are larger than the last ones."""
+        """Record that a new epoch began. Raises InvalidArgumentError unless both numbers are larger than the last
+        epoch's."""
         entry = EpochEntry(epoch, start_offset)
         last = self.entries[-1] if self.entries else EpochEntry(-1, -1)
         if epoch <= last.epoch or start_offset <= last.start_offset:
@@ -96,7 +99,7 @@ class EpochFile:
         self._write((*self.entries, entry))
 
     def truncate_from(self, physical_offset: int) -> None:
-        """Remove the epochs that began at `physical_offset` or later, because the log was cut there."""
+        """Remove the epochs that began at `physical_offset` or later, because the log was cut at that offset."""
         self._write(tuple(entry for entry in self.entries if entry.start_offset < physical_offset))
 
     def forget_before(self, physical_offset: int) -> None:
@@ -131,23 +134,26 @@ class EpochFile:
 
 
 class ConfirmFile:
-    """The highest confirm offset of one store directory. For one thread at a time. Each change is on disk on return."""
+    """The highest confirm offset of one store directory. Not thread-safe. Each change is on disk on return."""
 
     def __init__(self, root: Path) -> None:
-        """Read the file, or make it. The floor is 0 if the file is new, or if both slots are damaged. OSError."""
+        """Read the confirm file, or create it. The confirm offset is 0 if the file is new, or if both slots are
+        damaged. Raises OSError."""
         self._path = root / CONFIRM_FILE
         if not self._path.exists():
-            # Make the file now: raising the floor later must need no space on the disk.
+            # Create the file now, so that raising the confirm offset later needs no disk space.
             disk.replace_file(self._path, bytes(2 * CONFIRM_SLOT_BYTES))
         self._write_number, self.floor = self._read()
 
     def raise_to(self, epoch: int, offset: int) -> None:
-        """Record that messages are confirmed up to `offset`, unless a higher floor is on disk already. OSError."""
+        """Record that messages are confirmed up to `offset`, unless the confirm offset on disk is already higher.
+        Raises OSError."""
         if offset > self.floor.offset:
             self.reset(ConfirmFloor(epoch, offset))
 
     def reset(self, floor: ConfirmFloor) -> None:
-        """Replace the floor, also by a lower one: messages before the old floor are lost or given up. OSError."""
+        """Replace the stored confirm offset, even by a lower one: messages before the old offset are lost or given up.
+        Raises OSError."""
         fields = _FIELDS.pack(self._write_number + 1, *floor)
         slot = struct.pack(">I", crc32(fields)) + fields
         descriptor = disk.open_file(self._path, os.O_RDWR)

@@ -1,16 +1,16 @@
 """Epochs and sync-state sets: the values by which the replicas of a broker group compare their logs.
 
-A broker group has replicas 0, 1, …; each is a store of its own. One of them, the master, leads in an *epoch*, a number
-that grows each time a replica begins to lead; the others follow. The *sync-state set* consists of the replicas that
-have the whole log up to the *confirm offset*. Any of these replicas may lead next, and consumers see nothing after the
-confirm offset (spec/storage.md §11.2).
+A broker group has replicas 0, 1, …; each replica is a store of its own. One of them, the master, leads in an *epoch*, a
+number that grows each time a replica begins to lead; the other replicas follow. The *sync-state set* consists of the
+replicas that have the whole log up to the *confirm offset*. Any replica of the set may lead next, and consumers see
+nothing after the confirm offset (spec/storage.md §11.2).
 
-The comparison of two logs, and values that are both sent and on disk, belong here; values that are only sent are in
-actors.core.replica.orders.
+This module holds the comparison of two logs, and values that are both sent and stored on disk. Values that are only
+sent are in actors.core.replica.orders.
 
-These survive a crash: the epochs, in each replica's epoch file (storage.replication.epoch_file), and the sync-state
-set, in each member's `config/syncStateSet.json` (storage.replication.replica_files) and in the Controller's journal. A
-LogChunk and an EpochHistory do not survive a crash: they are read again from the log and the epoch file.
+These values survive a crash: the epochs, in each replica's epoch file (storage.replication.epoch_file), and the
+sync-state set, in each member's `config/syncStateSet.json` (storage.replication.replica_files) and in the Controller's
+journal. A LogChunk and an EpochHistory do not survive a crash: they are read again from the log and the epoch file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class EpochEntry(NamedTuple):
 
 
 class ConfirmFloor(NamedTuple):
-    """The highest confirm offset that a replica has stored, a physical offset, and the epoch in which it was confirmed.
+    """The highest confirm offset that a replica has stored (a physical offset), and the epoch in which it was
+    confirmed.
 
     A log that ends before `offset` lacks acknowledged messages.
     """
@@ -43,33 +44,33 @@ class ConfirmFloor(NamedTuple):
 class SyncStateSet:
     """The replicas that may lead next. Of two sets, the set with the larger (`epoch`, `version`) is newer.
 
-    `stores`: the id of each member's store directory. A directory that was lost and made again has another id, so it is
-    no member.
+    `stores`: the id of each member's store directory. A directory that was lost and created again has another id, so it
+    is not a member.
     """
 
     epoch: int
     version: int
-    # The id of each member's store directory. A directory that was lost and made again is no member.
+    # The id of each member's store directory. A directory that was lost and created again is not a member.
     stores: Mapping[int, str]
 
     @property
     def members(self) -> frozenset[int]:
-        """The replicas of the set."""
+        """The replica numbers of the set's members."""
         return frozenset(self.stores)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Epoch and version: of two sets, the set with the larger order is newer."""
+        """Sort key (epoch, version): of two sync-state sets, the set with the larger key is newer."""
         return self.epoch, self.version
 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """A master's epochs and the bounds of its log, which a follower compares with its own."""
+    """A master's epochs and the bounds of its log. A follower compares them with its own epochs and log."""
 
     entries: tuple[EpochEntry, ...]
-    # The first offset of the log, and the end of what the master sends. A follower never has more of the master's
-    # epoch.
+    # Physical offsets of the log's start, and of the end of what the master sends. A follower never has more records of
+    # the master's epoch.
     min_offset: int
     end_offset: int
 
@@ -78,28 +79,29 @@ class EpochHistory:
 class LogChunk:
     """Bytes of a master's log from `physical_offset` on: whole records of one file and of one epoch, `entry`.
 
-    Empty if nothing new came within the wait. If `hole` is set, the bytes are damaged and belong to that hole.
+    Empty if no new record was stored during the wait. If `hole` is set, the bytes are damaged and belong to that hole.
     `confirm_offset` is the master's; `end_offset` is the end of what the master sends.
     """
 
-    # The offset of the first byte.
+    # The physical offset of the first byte of `data`.
     physical_offset: int
-    # Empty if nothing came within the wait. A view is valid only while the chunk is appended.
+    # Empty if no new record was stored during the wait. A memoryview is valid only while the chunk is being appended.
     data: bytes | memoryview
-    # The epoch of the records; None for a log from before the first epoch.
+    # The epoch of the records; None for records from before the log's first epoch.
     entry: EpochEntry | None
-    # The master's confirm offset, and the end of what it sends to followers.
+    # The master's confirm offset, and the end of what the master sends to followers.
     confirm_offset: int
     end_offset: int
-    # The hole that the bytes belong to; None for intact records.
+    # The hole to which the bytes belong; None for intact records.
     hole: HoleCopy | None = None
 
 
 def common_end(mine: Sequence[EpochEntry], my_end: int, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset up to which two logs are equal; None if no part is (spec/storage.md §11.2, handshake
-    truncation).
+    """Return the offset up to which two logs are equal; None if they have no common part (spec/storage.md §11.2,
+    handshake truncation).
 
-    The offset lies in the newest epoch that began at the same offset in both logs, where the first of them ends it.
+    The offset lies in the newest epoch that began at the same offset in both logs. It is the smaller of the two ends of
+    that epoch.
     """
     ends = dict(with_ends(theirs, their_end))
     for entry, end in reversed(with_ends(mine, my_end)):
@@ -114,10 +116,11 @@ def with_ends(entries: Sequence[EpochEntry], end_offset: int) -> list[tuple[Epoc
 
 
 def first_lost_offset(floor: ConfirmFloor, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-    """Return the offset before `floor.offset` from which another log lacks confirmed messages; None if it has all.
+    """Return the offset from which another log lacks messages that are confirmed up to `floor.offset`; None if it has
+    all of them.
 
-    A replica that has every confirmed message begins its epoch at `floor.offset` or later. So an epoch newer than the
-    floor's that began before `floor.offset` lacks some of them.
+    A replica that has every confirmed message begins its epoch at `floor.offset` or later. So if an epoch newer than
+    the floor's began before `floor.offset`, the log lacks some confirmed messages.
     """
     starts = [entry.start_offset for entry in theirs if entry.epoch > floor.epoch]
     lost_from = min([*starts, their_end])

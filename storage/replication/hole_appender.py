@@ -2,10 +2,11 @@
 
     part ─▶ written after the log's end, flushed ─▶ … ─▶ last part ─▶ the log's end moves ─▶ units ─▶ file `holes`
 
-A hole may be as long as a log file, so it is copied in parts. It is unknown where records start in a hole, and its
-master may get intact bytes during the copy. So the log of the slave always ends at a record's end: before the hole or
+A hole may be as long as a log file, so it is copied in parts. It is unknown where records start in a hole, and the
+master may repair the hole during the copy. So the log of the slave always ends at a record's end: before the hole or
 after it. The parts stay after the log's end until the last part arrives. Any other append, and the close of the store,
-overwrite the parts with zeros. After a crash recovery cuts them off. The hole is then copied again from its start.
+overwrite the parts with zeros. After a crash, recovery cuts the parts off. The hole is then copied again from its
+start.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from storage.replication.chunk_appender import ChunkAppender
 from storage.replication.queue_gaps import PlacedUnit, QueueGaps, QueueUnits
 
 VIEWED_RECORDS_MAX: Final = 10_000
-"""The most damaged records of a hole whose headers are read to find their producers: each takes about 20 µs."""
+"""Maximum number of damaged records of a hole whose headers are read to find their producers. Each read takes about 20
+µs."""
 VIEWED_BYTES_MAX: Final = 64 << 20
-"""The longest damaged record whose header is read."""
+"""Maximum size in bytes of a damaged record whose header is read."""
 
 logger = logging.getLogger(__name__)
 
 
 class HoleAppender:
-    """Appends holes to the log of one store. Called under the append lock."""
+    """Appends a master's holes (damaged ranges) to the log of one store. Called under the append lock."""
 
     def __init__(self, parts: StoreParts, chunks: ChunkAppender) -> None:
         self._log, self._queues, self._dedup, self._deliveries = parts.log, parts.queues, parts.dedup, parts.deliveries
@@ -46,20 +48,20 @@ class HoleAppender:
         self._delay_levels_ms = parts.settings.delay_levels_ms
         self._chunks, self._gaps = chunks, QueueGaps(parts)
         self._begin = -1
-        """The log's end when the first staged part arrived."""
+        """The log's end when the first staged part of the current hole arrived."""
         self._units: dict[tuple[str, int], list[PlacedUnit]] = {}
-        """The units of the staged parts, by queue."""
+        """The queue units of the hole's staged parts, by queue."""
 
     def append_hole(self, physical_offset: int, data: bytes | memoryview, hole: HoleCopy) -> None:
-        """Take a part of a master's hole, which begins at the log's end, or at the end of the previous part.
+        """Stage a part of a master's hole. The part begins at the log's end, or at the end of the previous part.
 
         On return the bytes are on disk. With the last part the log's end moves, and the hole is recorded.
 
-        A part that was staged already changes nothing. InvalidArgumentError: the part does not continue the log and the
-        hole; parts that were staged may be dropped. Other errors as of `ChunkAppender.append_chunk`.
+        A part that was staged already changes nothing. Raises InvalidArgumentError if the part does not continue the
+        log and the hole; staged parts may then be dropped. Raises the errors of `ChunkAppender.append_chunk`, too.
 
         All bytes and units are on disk before the file `holes` names the hole, so recovery can rely on them. The
-        master's units keep the places of the damaged records in their queues.
+        master's units keep the queue offsets of the damaged records occupied.
         """
         part, end_offset = memoryview(data), physical_offset + len(data)
         log, begin = self._log, self._log.end_offset
@@ -90,9 +92,9 @@ class HoleAppender:
             self._finish(hole.reason)
 
     def _finish(self, reason: str) -> None:
-        """Append the hole, all of whose parts are staged.
+        """Append the hole after all its parts are staged.
 
-        InvalidArgumentError: a queue of its units has inner batches; nothing is appended.
+        Raises InvalidArgumentError if a queue of the hole's units has inner batches; nothing is appended.
         """
         begin, end_offset = self._begin, self._log.staged_end
         by_queue, self._units = self._units, {}
@@ -118,11 +120,13 @@ class HoleAppender:
             if is_queued(view.sys_flag):
                 remember_producer(view, self._dedup, self._deliveries)
             if view.topic not in (HALF_TOPIC, OP_HALF_TOPIC):
-                self._halves.note(view, b"")  # in the two topics of transactions only the body counts
+                # in the half topic and the op topic only the body counts, and the body is damaged
+                self._halves.note(view, b"")
         logger.error("%d damaged bytes at %d were copied from the master: %s", noted.size, noted.offset, noted.reason)
 
     def _begins_anew(self, key: tuple[str, int], unit: PlacedUnit) -> bool:
-        """True if a unit restarts a queue at offset 0: the master's topic was deleted, and created again."""
+        """True if a unit restarts a queue at offset 0, because the topic was deleted and created again on the
+        master."""
         queue = self._queues.get(*key)
         return unit.queue_offset == 0 and queue is not None and queue.exists and queue.next_offset > 0
 
@@ -136,12 +140,13 @@ class HoleAppender:
         }
         for begin, size in islice(sorted(places) if len(places) > 1 else self._by_sizes(hole), VIEWED_RECORDS_MAX):
             view = believable_view(self._reader.log_bytes(begin, begin + size), begin, self._delay_levels_ms)
-            # If the hole has units, a record that names another place is damaged in that very field.
+            # If the hole has units, a record that matches none of them is damaged in the fields that name its queue or
+            # offset.
             if view is not None and (not units or _is_placed(view, units)):
                 yield view
 
     def _by_sizes(self, hole: Hole) -> list[tuple[int, int]]:
-        """Return the position and size of each record of a hole, if their sizes lead from its start to its end.
+        """Return the position and size of each record of a hole, if the records' sizes add up to the hole.
 
         Otherwise the hole counts as one record.
         """
@@ -156,9 +161,10 @@ class HoleAppender:
         return [place for place in places if place[1] <= VIEWED_BYTES_MAX]
 
     def _add_units(self, physical_offset: int, end_offset: int, units: Sequence[HoleUnit]) -> None:
-        """Keep the units of a part of the hole.
+        """Keep the units of a part of the hole until the last part arrives.
 
-        InvalidArgumentError: the units do not lead into the part, or their offsets do not ascend; nothing is kept.
+        Raises InvalidArgumentError if the units do not point into the part, or their offsets do not ascend; nothing is
+        kept.
         """
         last = {key: rows[-1].queue_offset for key, rows in self._units.items()}
         for unit in units:
@@ -171,6 +177,6 @@ class HoleAppender:
 
 
 def _is_placed(view: DispatchView, units: Sequence[QueueUnits]) -> bool:
-    """True if one of the units is at the queue offset that a record holds."""
+    """True if one of the units is at the queue offset that the record names."""
     key, offset = (view.topic, view.queue_id), view.queue_offset
     return any(one.key == key and one.queue_offset <= offset < one.queue_offset + len(one.sizes) for one in units)

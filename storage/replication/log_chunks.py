@@ -1,8 +1,8 @@
 """The log as chunks of bytes, for replication: reads and appends chunks, and cuts a log at an offset.
 
 A chunk consists of the bytes between two record boundaries of one file: whole records, and at the file's end its BLANK
-with the bytes after it. So a replica that appends chunk after chunk has the same files, byte for byte, and after each
-chunk its log is one that recovery accepts. chunk_appender.py makes queues, dedup table and index entries from the
+with the bytes after the BLANK. So a replica that appends chunk after chunk has the same files, byte for byte, and after
+each chunk recovery would accept its log. chunk_appender.py builds queues, dedup table and index entries from the
 records, as recovery does.
 """
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogChunks:
-    """The log of one open store, in chunks, for the other replicas. Thread-safe."""
+    """Reads and appends the log of one open store in chunks, for replication. Thread-safe."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
         self._parts, self._gate, self._stats = parts, gate, stats
@@ -62,9 +62,9 @@ class LogChunks:
         """Read the log's bytes from a record's start: whole records of one file, about `max_bytes`, at least one
         record.
 
-        Empty at `limit`, by default the end of what consumers see. A chunk ends before a hole. Errors as of the
-        function `read_chunk`. StoreCorruptError: the offset lies in a hole, which `read_hole` reads.
-        ServiceNotAvailableError: the store is closed, or must not be read now.
+        Returns empty bytes at `limit`, by default the end of what consumers see. A chunk ends before a hole. Raises
+        StoreCorruptError if the offset lies in a hole (use `read_hole`), ServiceNotAvailableError if the store is
+        closed or must not be read now, and the errors of the function `read_chunk`.
         """
         self._gate.require_readable()
         limit = self._parts.visibility.visible_offset if limit is None else limit
@@ -78,16 +78,16 @@ class LogChunks:
         return read_chunk(self._parts.reader, self._parts.log.min_offset, physical_offset, limit, max_bytes)
 
     def hole_at(self, physical_offset: int) -> Hole | None:
-        """Return the hole that contains a physical offset; None if no hole does."""
+        """Return the hole that contains a physical offset; None if no hole contains it."""
         holes = self._parts.holes.holes
         return next((one for one in holes if one.offset <= physical_offset < one.end_offset), None)
 
     def read_hole(self, physical_offset: int, limit: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[bytes, HoleCopy]:
-        """Read a part of the damaged bytes of a hole, and what a replica that appends the part has to record.
+        """Read a part of the damaged bytes of a hole, and the hole's data that a replica records with the part.
 
         The part begins at a physical offset and has at most `max_bytes`. For the replica the hole ends at `limit`, if
-        it does not end earlier. StoreCorruptError: a queue's units cannot be read. InvalidArgumentError: the offset
-        lies in no hole. ServiceNotAvailableError as of `read_chunk`.
+        it does not end earlier. Raises StoreCorruptError if a queue's units cannot be read, InvalidArgumentError if the
+        offset lies in no hole, and ServiceNotAvailableError as `read_chunk` does.
         """
         self._gate.require_readable()
         hole = self.hole_at(physical_offset)
@@ -96,7 +96,8 @@ class LogChunks:
         hole_end = min(hole.end_offset, limit)
         end = min(hole_end, physical_offset + min(max(max_bytes, 1), CHUNK_MAX_BYTES))
         units: list[HoleUnit] = []
-        with self._parts.append_lock:  # includes units that consumers do not see yet
+        # the lock, because the queues' newest units, not yet visible to consumers, are included
+        with self._parts.append_lock:
             for queue in self._parts.queues.plain:
                 units += _units_between(queue, physical_offset, end)
         data = bytes(self._parts.reader.log_bytes(physical_offset, end))
@@ -104,13 +105,14 @@ class LogChunks:
 
     @property
     def append_offset(self) -> int:
-        """The offset of the next chunk: the log's end, or the end of the parts of a hole that arrived so far."""
+        """Physical offset of the next chunk to append: the log's end, or the end of the hole parts that have arrived so
+        far."""
         return self._parts.log.staged_end
 
     def append_hole(self, physical_offset: int, data: Bytes, hole: HoleCopy) -> None:
         """Append a part of the damaged bytes of a hole (`HoleAppender.append_hole`). On return the part is on disk.
 
-        With the last part the log's end moves, and the hole is recorded. Errors as of `WriteGate.write` and
+        With the last part the log's end moves, and the hole is recorded. Raises the errors of `WriteGate.write` and
         `HoleAppender.append_hole`.
         """
         self._gate.write(partial(self._holes.append_hole, physical_offset, data, hole), against=AGAINST_REPLICATION)
@@ -118,9 +120,9 @@ class LogChunks:
     def read_part(self, physical_offset: int, size: int, max_bytes: int = CHUNK_MAX_BYTES) -> tuple[int, bytes] | None:
         """Return the physical offset and the bytes of the first intact records in a range of the log, in one file.
 
-        A record starts at `physical_offset`. Returns about `max_bytes`, and at least one record. None if this log has
-        no intact record within the range. ServiceNotAvailableError: the store is closed, or must not be read now.
-        OSError.
+        A record starts at `physical_offset`. Returns about `max_bytes`, and at least one record. Returns None if this
+        log has no intact record within the range. Raises ServiceNotAvailableError if the store is closed or must not be
+        read now, and OSError.
         """
         self._gate.require_readable()
         log, levels_ms = self._parts.log, self._parts.settings.delay_levels_ms
@@ -144,11 +146,12 @@ class LogChunks:
         return None
 
     def append_chunk(self, physical_offset: int, data: Bytes, *, wait: bool = True) -> bool:
-        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store takes
+        """Append a chunk of another replica at the log's end (`ChunkAppender.append_chunk`). A fenced store accepts
         chunks.
 
         Returns True if the chunk is as durable as the settings promise. Returns False if the disk was too slow or,
-        without `wait`, if a flush was only requested. Errors as of `WriteGate.write` and `ChunkAppender.append_chunk`.
+        without `wait`, if a flush was only requested. Raises the errors of `WriteGate.write` and
+        `ChunkAppender.append_chunk`.
         """
         write = partial(self._appender.append_chunk, physical_offset, data)
         against = AGAINST_REPLICATION
@@ -160,23 +163,25 @@ class LogChunks:
         return on_disk
 
     def is_durable(self, end_offset: int) -> bool:
-        """True if everything appended before `end_offset` is as durable as the settings promise. StoreFailedError: the
+        """True if all bytes before `end_offset` are as durable as the settings promise. Raises StoreFailedError if the
         disk failed.
 
-        The parts of an incomplete hole are on disk.
+        The parts of an incomplete hole are on disk in any case.
         """
         return self._gate.is_durable(min(end_offset, self._parts.log.end_offset), late=False)
 
     def begin_at(self, physical_offset: int) -> None:
-        """Let an empty log begin at an offset where a file of another replica begins. InvalidArgumentError."""
+        """Begin an empty log at the offset at which a file of another replica begins. Raises
+        InvalidArgumentError."""
         with self._parts.append_lock:
             self._parts.log.begin_at(physical_offset)
 
 
 def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -> list[HoleUnit]:
-    """Return the units of a queue that lead into a range of the log, including units that consumers do not see yet.
+    """Return the units of a queue that point into a range of the log, including units that are not yet visible to
+    consumers.
 
-    Called under the append lock. StoreCorruptError: the queue lacks one of the units.
+    Called under the append lock. Raises StoreCorruptError if the queue lacks one of the units.
     """
     units: list[HoleUnit] = []
     offset, found = queue.first_placed_at(physical_offset), True
@@ -193,7 +198,7 @@ def _units_between(queue: ConsumeQueue, physical_offset: int, end_offset: int) -
 
 
 def has_state_only(data: memoryview) -> bool:
-    """True if every record of a chunk is a record of a broker's state. False for a chunk that is not whole."""
+    """True if every record of a chunk is a record of a broker's state. False if the chunk is not whole."""
     position = 0
     while position < len(data):
         size, good = check_record(data, position, check_crc=False)
@@ -214,8 +219,9 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     """Read the log's bytes from `physical_offset`, where a record or a file starts: about `max_bytes`, at least one
     record.
 
-    Empty at `limit`, the end of what may be read. InvalidArgumentError: the offset is after `limit`. DataLossError: it
-    is before `min_offset`, the log's start. StoreCorruptError: the log is damaged there.
+    Returns empty bytes at `limit`, the end of what may be read. Raises InvalidArgumentError if the offset is after
+    `limit`, DataLossError if the offset is before `min_offset`, the log's start, and StoreCorruptError if the log is
+    damaged at the offset.
     """
     if physical_offset > limit:
         raise InvalidArgumentError(f"the log ends at {limit}, before {physical_offset}")
@@ -228,7 +234,7 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
     data = reader.log_bytes(physical_offset, min(limit, file_end))
     max_bytes = min(max(max_bytes, 1), CHUNK_MAX_BYTES)
     if len(data) > max_bytes:
-        # Only sizes and magics are checked here: the replica that appends the chunk checks the rest.
+        # Only sizes and magics are checked, because the replica that appends the chunk checks the rest.
         data = data[: _records_end(data, max_bytes)]
         if not data:
             raise StoreCorruptError(
@@ -241,17 +247,18 @@ def read_chunk(reader: LogReader, min_offset: int, physical_offset: int, limit: 
 def _records_end(data: memoryview, max_bytes: int) -> int:
     """Return the end of the first record that ends at or after `max_bytes`, or of the last record.
 
-    A BLANK takes the rest of `data`. 0 if `data` does not start with a record.
+    A BLANK takes the rest of `data`. Returns 0 if `data` does not start with a record.
     """
     end = walk_records(data, 0, max_bytes).end
     return len(data) if end < max_bytes and is_blank(data, end) else end
 
 
 def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
-    """Cut the log of a closed store at `physical_offset`, and return the number of bytes removed.
+    """Cut the log of a closed store at `physical_offset`, and return the number of removed bytes.
 
-    On return the cut is on disk; queues, index and dedup table follow when the store is opened. StoreLockedError: the
-    store is open. InvalidArgumentError: no record starts there, and the log does not end there; nothing has changed.
+    On return the cut is on disk; queues, index and dedup table follow when the store is opened. Raises StoreLockedError
+    if the store is open. Raises InvalidArgumentError if `physical_offset` is neither the start of a record nor the
+    log's end; nothing has changed.
     """
     root = settings.store_path_root_dir
     lock = DirectoryLock(root, settings.log_directories_elsewhere)
@@ -261,7 +268,8 @@ def truncate_log(settings: StoreSettings, physical_offset: int) -> int:
             damage = DamageNotes()
             holes = HoleTable(root, damage)
             _require_boundary(log, physical_offset, holes.holes)
-            # Remove the holes before the cut: no hole may be recorded where new records will be.
+            # Remove the holes after the cut first: new records will be stored there, and must not lie in a recorded
+            # hole.
             holes.replace([one for one in holes.holes if one.end_offset <= physical_offset], log.file_size)
             snapshot = read_snapshot(root / SNAPSHOT_FILE, damage)
             if snapshot is not None and snapshot.end > physical_offset:

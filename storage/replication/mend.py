@@ -1,9 +1,9 @@
 """Replaces damaged bytes of a log by the intact bytes of another replica, in place.
 
 All replicas have the same bytes at the same physical offsets. So bytes fit a part of a hole if they are whole, intact
-records, and each record holds the physical offset of its place. A large hole is mended part by part: each part is
-checked and on disk before the hole shrinks, so a crash leaves a smaller hole and whole records. The units that lead
-into the part are rewritten from these records, and the index gets their keys.
+records, and each record contains its own physical offset. A large hole is repaired part by part: each part is checked
+and on disk before the hole shrinks, so a crash leaves a smaller hole and whole records. The queue units that point into
+the part are rewritten from these records, and the index gets the records' keys.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from storage.replication.chunk_appender import parse_chunk
 logger = logging.getLogger(__name__)
 
 PutKeys = Callable[[bytes, Sequence[int], int], None]
-"""Puts the keys of records into the index: takes bytes, the starts of the records in them, and the bytes' physical
-offset.
-"""
+"""Function that puts the keys of records into the index. Its arguments are bytes, the starts of the records in the
+bytes, and the physical offset of the bytes."""
 
 
 class HoleMender:
@@ -35,7 +34,7 @@ class HoleMender:
     def __init__(
         self, parts: StoreParts, gate: WriteGate, *, put_keys: PutKeys, forget_snapshot: Callable[[], None]
     ) -> None:
-        """`forget_snapshot` makes the next flush write a new snapshot; called without the append lock."""
+        """`forget_snapshot` makes the next flush write a new snapshot; it is called without the append lock."""
         self._parts, self._gate, self._put_keys, self._forget_snapshot = parts, gate, put_keys, forget_snapshot
 
     @property
@@ -44,13 +43,13 @@ class HoleMender:
         return self._parts.holes.from_offset(self._parts.log.min_offset)
 
     def mend(self, offset: int, data: bytes) -> None:
-        """Replace the bytes of a hole, or a part of it from a physical offset on, by another replica's intact bytes.
+        """Replace the bytes of a hole, or of a part of it from a physical offset on, by another replica's intact bytes.
 
         On return the bytes are on disk, the hole is smaller or gone, and the records can be found by their keys.
 
-        InvalidArgumentError: the part does not lie in one hole, or `data` does not consist of whole, intact records for
-        exactly this place; nothing has changed. StoreNotWritableError: the disk failed; the hole stays.
-        ServiceNotAvailableError: the store is closed.
+        Raises InvalidArgumentError if the part does not lie in one hole, or if `data` does not consist of whole, intact
+        records for exactly this offset; nothing has changed. Raises StoreNotWritableError if the disk fails; the hole
+        stays. Raises ServiceNotAvailableError if the store is closed.
         """
         with self._parts.append_lock:
             self._gate.require_open()
@@ -62,7 +61,8 @@ class HoleMender:
         self._forget_snapshot()
 
     def _mend_part(self, offset: int, data: bytes) -> None:
-        """Write `data` over a part of a hole. Called under the append lock; errors as of `mend`, and OSError."""
+        """Write `data` over a part of a hole. Called under the append lock. Raises OSError, and the errors of the
+        method `mend`."""
         parts = self._parts
         end = offset + len(data)
         hole = next((one for one in parts.holes.holes if one.offset <= offset < end <= one.end_offset), None)

@@ -1,13 +1,14 @@
-"""Finds a slave's queue units for offsets that no record of its master's log has, or that several records have.
+"""Finds a slave's queue units for queue offsets that no record of the master's log has, or that several records have.
 
 A log has such offsets if records were lost before RocketMQ or this store appended more, or if the disk changed the
-offsets in records. The master's recovery accepted the log as it is (storage/dispatch/redispatch.py), so a slave has to
-accept it, too, or it would wait forever. The same rules give the same units:
+offsets in records. The master's recovery accepted the log as it is (storage/dispatch/redispatch.py). So a slave has to
+accept the log, too, or it would wait forever. The slave uses the same rules as the master and gets the same units:
 
-- Offsets that are missing before a record lead to the damaged records before it to which no unit leads yet, if there
-  are so many. A reader gets an error for each, and good bytes that come later get their units.
-- Otherwise they lead to nothing, and readers go on after them.
-- A record at an offset that its queue has already gets no unit.
+- Offsets that are missing before a record point to damaged records before it to which no unit points yet, if enough of
+  them exist. A reader gets an error for each of these offsets. If the damaged bytes are repaired later, their records
+  get these units.
+- Otherwise the missing offsets point to no record, and readers skip them.
+- A record at an offset that its queue already has gets no unit.
 
 Both logs are equal, so the log holds no intact record for the missing offsets before that record.
 """
@@ -37,7 +38,7 @@ class QueueUnits(NamedTuple):
 
     # The topic and queue id.
     key: tuple[str, int]
-    # The queue offset of the first unit; the others follow it without gaps.
+    # The queue offset of the first unit; the offsets of the other units follow without gaps.
     queue_offset: int
     physical_offsets: Ints
     sizes: NDArray[np.int32]
@@ -45,7 +46,7 @@ class QueueUnits(NamedTuple):
 
 
 class PlacedUnit(NamedTuple):
-    """A unit and its offset in its queue."""
+    """A queue unit and its queue offset."""
 
     queue_offset: int
     physical_offset: int
@@ -54,7 +55,8 @@ class PlacedUnit(NamedTuple):
 
 
 class QueueGaps:
-    """Fits units to the queues of one store. Called under the append lock."""
+    """Computes the units to append to the queues of one store, with units for missing offsets. Called under the append
+    lock."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._queues, self._holes = parts.queues, parts.holes
@@ -62,9 +64,10 @@ class QueueGaps:
     def units_of(
         self, by_queue: Mapping[tuple[str, int], Sequence[PlacedUnit]], anew: frozenset[tuple[str, int]] = frozenset()
     ) -> list[QueueUnits]:
-        """Return the units to append to each queue, so that the given units are at their offsets. Changes nothing.
+        """Return the units to append to each queue, so that the given units are at their queue offsets. Changes
+        nothing.
 
-        `anew`: queues that are deleted first. InvalidArgumentError: a queue holds inner batches.
+        `anew`: queues that the caller deletes first. Raises InvalidArgumentError if a queue holds inner batches.
         """
         units = []
         for key, rows in by_queue.items():
@@ -77,7 +80,7 @@ class QueueGaps:
         return units
 
     def _units_in(self, key: tuple[str, int], queue: ConsumeQueue | None, rows: Sequence[PlacedUnit]) -> QueueUnits:
-        """Return the units to append to one queue, which begins with them if `queue` is None."""
+        """Return the units to append to one queue. If `queue` is None, the queue begins with these units."""
         first = rows[0].queue_offset if queue is None else queue.next_offset
         following, reach = first, -1 if queue is None else queue.max_physical_offset
         placed: list[tuple[int, int, int]] = []
@@ -95,7 +98,8 @@ class QueueGaps:
         return QueueUnits(key, first, columns[:, 0], columns[:, 1].astype(np.int32), columns[:, 2])
 
     def _fill(self, key: tuple[str, int], count: int, reach: int, physical_offset: int) -> Ints:
-        """Return the units, as columns, for offsets of a queue whose records should lie in a range of the log."""
+        """Return the units, as columns, for missing offsets of a queue, whose records should lie between two physical
+        offsets."""
         shared = share_among_holes(self._unplaced(reach, physical_offset), count)
         logger.error(
             "%d offsets of queue %s:%d have no intact record before physical offset %d: they lead to %s",
@@ -106,12 +110,12 @@ class QueueGaps:
         return np.tile(np.array([0, PRE_BLANK_SIZE, 0], np.int64), (count, 1))
 
     def _unplaced(self, start: int, end_offset: int) -> list[Hole]:
-        """Return the damaged ranges within a range of the log to which no queue leads."""
+        """Return the damaged ranges within a range of the log to which no queue unit points."""
         holes = [hole for hole in self._holes.holes if start <= hole.offset < end_offset]
         return [hole for hole in holes if not any(self._leads_into(queue, hole) for queue in self._queues.plain)]
 
     def _leads_into(self, queue: ConsumeQueue, hole: Hole) -> bool:
-        """True if a unit of a queue leads into a damaged range."""
+        """True if a unit of the queue points into a damaged range."""
         offset = queue.first_placed_at(hole.offset)
         if offset >= queue.next_offset:
             return False

@@ -1,12 +1,13 @@
-"""The files that identify a store directory as a replica: its id, and the newest sync-state set that it received.
+"""The files that identify a store directory as a replica: its id, and the newest sync-state set that the replica
+received.
 
 On disk
     config/replica.json         {"storeId": "9f…", "incarnation": 4}
     config/syncStateSet.json    {"epoch": 6, "version": 9, "stores": {"0": "9f…", "1": "c2…"}}
 
-The id is made with the directory and lost with it: a directory that is made again at the same path is another store.
-The incarnation counts how often the store was opened; it is on disk before the directory is used. A crash leaves the
-old or the new text.
+The id is created with the directory and lost with it: a new directory at the same path is another store. The
+incarnation counts how often the store was opened; it is on disk before the directory is used. A crash leaves the old or
+the new text.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ SET_FILE: Final = "syncStateSet.json"
 
 
 class ReplicaFiles:
-    """The two files of one directory. For one thread at a time. Each change is on disk on return."""
+    """The replica's id, incarnation and sync-state set in one store directory. Not thread-safe. Each change is on disk
+    on return."""
 
     def __init__(self, config: ConfigFiles) -> None:
-        """Start another incarnation. StoreCorruptError: a file cannot be parsed."""
+        """Read the files and start the next incarnation. Raises StoreCorruptError if a file cannot be parsed."""
         self._config = config
         known = _parse(config.read(REPLICA_FILE) or "{}")
         self.store_id = str(known.get("storeId") or secrets.token_hex(8))

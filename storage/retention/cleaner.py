@@ -1,6 +1,6 @@
-"""The cleaner checks the disk at intervals, and deletes the files that storage/retention/rules.py names.
+"""Checks the disk at intervals, and deletes the files that storage/retention/rules.py selects.
 
-How files are deleted belongs here; which files are deleted belongs in the rules.
+This module decides how files are deleted; the rules decide which files are deleted.
 
 On disk
     config/retentionHolds.json      {"TOPIC": {"QUEUE": offset}}: a server keeps the messages of its own topics from
@@ -8,9 +8,9 @@ On disk
 
 The queues are flushed before anything is deleted. Log files are deleted first, one by one from the oldest on, so that a
 crash leaves no gap. The queues' first offsets move before the files are deleted: a later read gets the new offset, and
-a reader that has mapped a file keeps its bytes. Then the files of the queues and of the index are deleted that lead
-only to deleted records. Records that are still needed stay, with everything after them: waiting delayed messages, and
-messages that the holds name.
+a reader that has mapped a file can still read its bytes. After the log files, the queue and index files that point only
+to deleted records are deleted. Waiting delayed messages, and messages that the holds name, are still needed: these
+records stay, with everything after them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ RUNS_BY_HAND: Final = 20
 DELETE_PAUSE_S: Final = 0.1
 CLEANER_STOP_TIMEOUT_S: Final = 30.0
 LOGGED_MAX: Final = 10
-"""The most queues that one log message names."""
+"""Maximum number of queues that one log message names."""
 
 
 class LogReservations(Protocol):
-    """Names the parts of the log that compaction needs.
+    """Protocol that gives the parts of the log that compaction needs.
 
-    The log from `held_from` on is always kept; from `reserved_from` on it is kept unless the disk is nearly full. The
-    log before `settled_offset` cannot be cut any more.
+    Retention always keeps the log from `held_from` on, and keeps it from `reserved_from` on unless the disk is nearly
+    full. The log before `settled_offset` cannot be cut any more.
     """
 
     def settled_offset(self) -> int: ...
@@ -62,10 +62,10 @@ class LogReservations(Protocol):
 
 
 class Cleaner:
-    """Deletes the old files of one store, in a thread of its own that runs every clean_resource_interval_ms.
+    """Deletes the old files of one store, in its own thread, which runs every clean_resource_interval_ms.
 
-    It deletes nothing in the first minute. The constructor measures how full the disk is before it returns.
-    Thread-safe. No file before `log_start_on_disk` reappears after a power cut.
+    It deletes nothing in the first minute. The constructor measures the disk usage before it returns. Thread-safe. No
+    file before `log_start_on_disk` reappears after a power cut.
     """
 
     def __init__(
@@ -78,38 +78,39 @@ class Cleaner:
         flush_queues: Callable[[], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        """Start the thread. `holds` names what compaction still needs.
+        """Start the thread. `holds` gives the parts of the log that compaction still needs.
 
-        `flush_queues` flushes all units of the queues to the disk, or raises OSError. `on_failed` is called when the
-        disk fails in the thread, which then ends.
+        `flush_queues` flushes all queue units to disk, or raises OSError. `on_failed` is called if the disk fails in
+        the thread, which then ends.
         """
         settings = parts.settings
         self._root = settings.store_path_root_dir
         self._parts, self._log, self._queues = parts, parts.log, parts.queues
-        # The key index, None in a store without one. Its files are deleted after those of the log.
+        # The key index; None in a store without an index. Index files are deleted after the log files.
         self._index = index
-        # The flags in which DISK_FULL and DISK_CRITICAL are set and cleared.
+        # The cleaner sets and clears DISK_FULL and DISK_CRITICAL in these flags.
         self._flags = flags
         self._settings = settings
         self._holds = holds
-        # The topics that have a reserved time of their own.
+        # Applies the reserved times of topics that have their own.
         self._topic_times = TopicTimes(parts)
         self._flush_queues, self._on_failed = flush_queues, on_failed
-        # Held for a whole run, so that runs happen one at a time.
+        # Held for a whole run of the cleaner, so that runs happen one at a time.
         self._run_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
-        # The number of remaining runs that `request_run` asked for.
+        # The number of remaining runs that `request_run` requested.
         self._by_hand = 0
-        # The used share of the fullest disk, at the last run.
+        # The used share of the fullest disk at the last run.
         self._usage = UNKNOWN_USAGE
-        # Counters since the store was opened, of log files and of their bytes.
+        # Numbers of deleted log files, deleted log bytes, and log files deleted before their time, since the store was
+        # opened.
         self._files_deleted = self._bytes_deleted = self._young_files_deleted = 0
-        # By topic and queue id, the messages that a full disk deleted before their time.
+        # Messages that were deleted before their time because the disk was full, by topic and queue id.
         self._deleted_young: dict[tuple[str, int], DeletedRange] = {}
-        # The log's first offset whose earlier files are surely deleted on disk. The log itself moves its start slightly
-        # earlier.
+        # Physical offset before which all log files are certainly deleted on disk. `min_offset` of the log moves
+        # slightly earlier than this offset.
         self.log_start_on_disk = parts.log.min_offset
-        # The reason of the last deletion.
+        # The reason for the last deletion of log files.
         self._last_reason = ""
         self.look_at_disk()
         self._thread = threading.Thread(target=self._run, name="raymq-clean", daemon=True)
@@ -118,7 +119,7 @@ class Cleaner:
     def request_run(self) -> None:
         """Delete expired files now, at any hour, in the next 20 runs, so that many files are deleted in small portions.
 
-        ServiceNotAvailableError: the store is closed.
+        Raises ServiceNotAvailableError if the store is closed.
         """
         if self._stop.is_set():
             raise ServiceNotAvailableError(f"the store {self._root} is closed")
@@ -126,9 +127,10 @@ class Cleaner:
         self._wake.set()
 
     def pinned_physical_offset(self) -> int:
-        """Return the start of the first message that waits for its time or for the end of its transaction.
+        """Return the physical offset of the first message that waits for its delivery time or for the end of its
+        transaction.
 
-        Retention keeps the log from there. Returns the log's end if no message waits.
+        Retention keeps the log from that offset on. Returns the log's end if no message waits.
         """
         with self._parts.append_lock:
             pins = (
@@ -138,10 +140,10 @@ class Cleaner:
             return min([pin for pin in pins if pin is not None], default=self._log.end_offset)
 
     def run_once(self, now: datetime) -> int:
-        """Measure the disk once, delete what the rules name, and advance topics past messages older than their own
-        time.
+        """Measure the disk once, delete the files that the rules select, and advance queues past messages older than
+        their topic's reserved time.
 
-        Returns the number of deleted log files. OSError.
+        Returns the number of deleted log files. Raises OSError.
         """
         rules = RetentionRules.from_settings(self._settings)
         with self._run_lock:
@@ -177,8 +179,8 @@ class Cleaner:
             self._mark_disk(full=full, critical=critical)
 
     def _measure(self) -> list[float]:
-        """Return the used share of each relevant disk."""
-        # If the log has several disks, the emptiest counts.
+        """Return the used shares of the log's disk and of the queues' disk."""
+        # If the log is on several disks, the least used disk counts.
         of_log = min(disk_usage(directory) for directory in self._log.paths.directories)
         usages = [of_log, disk_usage(self._queues.directory)]
         self._usage = max(usages)
@@ -189,7 +191,7 @@ class Cleaner:
         return bool(self._flags.bits & RunningFlag.DISK_FULL)
 
     def status(self) -> RetentionStatus:
-        """Return the disk's usage, and what was deleted since the store was opened."""
+        """Return the disk usage, and the numbers of files and bytes deleted since the store was opened."""
         of_log = max(disk_free_bytes(directory) for directory in self._log.paths.directories)
         return RetentionStatus(
             self._usage,
@@ -202,14 +204,15 @@ class Cleaner:
         )
 
     def deleted_young(self) -> list[DeletedRange] | None:
-        """Return, by queue, the messages that a full disk deleted before their time, since the store was opened.
+        """Return, by queue, the messages that were deleted before their time because the disk was full, since the store
+        was opened.
 
-        None if the settings forbid it (clean_file_forcibly_enable).
+        Returns None if the settings do not allow these deletions (clean_file_forcibly_enable).
         """
         return list(self._deleted_young.copy().values()) if self._settings.clean_file_forcibly_enable else None
 
     def close(self) -> None:
-        """Stop the thread, after the deletion of the current file. Idempotent."""
+        """Stop the thread after it has deleted the current file. Idempotent."""
         self._stop.set()
         self._wake.set()
         self._thread.join(CLEANER_STOP_TIMEOUT_S)
@@ -239,7 +242,8 @@ class Cleaner:
         return files
 
     def _held_from(self) -> int:
-        """Return the physical offset of the first record that a hold keeps; the log's end if none does."""
+        """Return the physical offset of the first record that a hold keeps; the log's end if no hold keeps a
+        record."""
         end_offset = self._log.end_offset
         text = self._parts.config.read(HOLDS_FILE)
         for topic, queues in parse_fastjson(text).items() if text else ():
@@ -268,12 +272,12 @@ class Cleaner:
             logger.info("the disk of %s has space again; appends are taken", self._log.paths)
 
     def _delete_log_files(self, limit: int, reason: str, young_from: int | None = None) -> int:
-        """Delete the log files that end at or before `limit`, and the files that lead only there.
+        """Delete the log files that end at or before `limit`, and the queue and index files that point only into them.
 
         Returns the number of deleted log files. Files from `young_from` on are deleted before their time.
         """
-        # After its records are deleted, only a queue's units hold its next offset. So flush them first.
-        with suppress(NoRoomError):  # the units are on disk even so, and deleting files makes room
+        # Once a queue's records are deleted, only the queue's units hold its next offset. So flush the units first.
+        with suppress(NoRoomError):  # the units are flushed even if it raises, and deleting files frees space
             self._flush_queues()
         with self._parts.append_lock:
             doomed = self._log.drop_files_before(limit)
@@ -307,7 +311,7 @@ class Cleaner:
         return len(doomed)
 
     def _note_young(self, lost: list[DeletedRange], files: int) -> None:
-        """Log which messages are deleted before their time, and keep them for `deleted_young`."""
+        """Log the messages that are deleted before their time, and keep them for `deleted_young`."""
         self._young_files_deleted += files
         for one in lost:
             key = (one.topic, one.queue_id)
@@ -327,7 +331,8 @@ class Cleaner:
         )
 
     def _unlink(self, path: Path) -> None:
-        """Delete one file, on disk on return: a power cut must not restore an old file without the later ones."""
+        """Delete one file. The deletion is on disk on return, because a power cut must not restore an old file without
+        the later files."""
         disk.unlink(path)
         disk.sync_directory(path.parent)
         self._parts.reader.maps.drop_map(str(path))

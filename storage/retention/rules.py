@@ -1,8 +1,8 @@
-"""The rules of retention (spec/storage.md §9): they name the log files to delete, and delete nothing themselves.
+"""The rules of retention (spec/storage.md §9): they select the log files to delete, and delete nothing themselves.
 
-Time, the disk's usage and the files come in as arguments; the result is a list of files and whether the disk counts as
-full. It does not matter whether the messages were consumed. Files younger than their reserved time stay, and a full
-disk refuses appends instead. With clean_file_forcibly_enable a full disk deletes young files, too.
+Time, disk usage and files are arguments; the result is a list of files and whether the disk counts as full. It does not
+matter whether the messages were consumed. Files younger than their reserved time stay, and a full disk refuses appends
+instead. With clean_file_forcibly_enable a full disk deletes young files, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class LogFile(NamedTuple):
-    """A commit-log file: its first and its end physical offset, and the time of its last write."""
+    """A commit log file: its start and end as physical offsets, and the time of its last write."""
 
     start: int
     end: int
@@ -27,26 +27,26 @@ class LogFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """The settings of retention, as ratios and ms."""
+    """Retention settings, as ratios and ms."""
 
-    # The hours of the day, local time, in which expired files are deleted (delete_when).
+    # Hours of the day, in local time, in which expired files are deleted (delete_when).
     delete_hours: frozenset[int]
-    # The age up to which a file is kept.
+    # Age in ms up to which a file is kept.
     reserved_ms: int
-    # If more than this share of a disk is used, expired files are deleted at any hour.
+    # Used share of a disk above which expired files are deleted at any hour.
     max_used_ratio: float
-    # If more than this share is used, files younger than their reserved time are deleted too, if `forcibly`.
+    # Used share of a disk above which files younger than their reserved time are deleted too, if `forcibly`.
     clean_forcibly_ratio: float
-    # If more than this share is used, the disk counts as full and no appends are taken.
+    # Used share of a disk above which the disk counts as full and the store refuses appends.
     warning_ratio: float
-    # True if a full disk may delete files that are younger than their reserved time.
+    # True if log files younger than their reserved time may be deleted when the disk is nearly full.
     forcibly: bool
-    # The most files that one run deletes.
+    # Maximum number of files that one run deletes.
     batch_max: int
 
     @classmethod
     def from_settings(cls, settings: StoreOptions) -> RetentionRules:
-        """Build the rules of a store with these settings, within RocketMQ's bounds."""
+        """Build the rules from a store's settings, limited to RocketMQ's bounds."""
         return cls(
             frozenset(int(hour) for hour in settings.delete_when.split(";")),
             settings.file_reserved_time_hours * HOUR_MS,
@@ -59,9 +59,8 @@ class RetentionRules:
 
     @property
     def critical_ratio(self) -> float:
-        """The used share above which a full disk takes no chunks of messages from a master: half of the rest is then
-        used.
-        """
+        """Used share above which a full disk refuses a master's message chunks. Half of the space above `warning_ratio`
+        is then used."""
         return (1 + self.warning_ratio) / 2
 
 
@@ -71,17 +70,17 @@ def _clamp(percent: int, low: int, high: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """The result of `decide`."""
+    """The files that `decide` selects for deletion, and whether the disk counts as full."""
 
     # The files to delete, oldest first.
     delete: tuple[LogFile, ...]
     # True if the store must refuse appends now.
     disk_full: bool
-    # Why files are deleted now, for the log; empty if none are due.
+    # Reason why files are deleted now, for the log message; empty if no files are due.
     reason: str
     # True if the store must also refuse chunks of messages from a master.
     disk_critical: bool
-    # The start of the first deleted file that is younger than its reserved time; None if there is none.
+    # Physical offset of the first deleted file that is younger than its reserved time; None if there is no such file.
     young_from: int | None = None
 
 
@@ -99,11 +98,11 @@ def decide(
 ) -> RetentionDecision:
     """Decide which of `files`, all files of the log from the oldest on, to delete now.
 
-    `usages`: the used share of each partition that the store is on; negative if unknown. `by_hand`: true if a run was
+    `usages`: the used share of each partition that the store is on; negative if unknown. `by_hand`: True if a run was
     requested. `disk_full`: the result of the last decision. `keep_from`: the physical offset from which everything is
-    still needed, whatever its age. `reserved_from`: the physical offset from which topics have a longer time than the
-    store, so that files count as younger than their reserved time. Never deletes the last file, nor a file after one
-    that is kept.
+    still needed, whatever its age. `reserved_from`: the physical offset from which a topic has a longer reserved time
+    than the store, so that files count as younger than their reserved time. Never deletes the last file, nor a file
+    after one that is kept.
     """
     known = list(usages)
     fullest = max(known, default=UNKNOWN_USAGE)
@@ -131,10 +130,10 @@ def decide(
 
 
 def is_full(fullest: float, rules: RetentionRules, *, disk_full: bool) -> tuple[bool, bool]:
-    """Return whether a disk takes no messages, and whether it takes no chunks either.
+    """Return whether a disk is too full for messages, and whether it is also too full for a master's chunks.
 
-    `fullest`: the used share of the disk. `disk_full`: the disk counted as full before, and still does until its usage
-    is below the next lower level.
+    `fullest`: the used share of the disk. `disk_full`: True if the disk counted as full before. Such a disk counts as
+    full until its usage is below the next lower level.
     """
     full = fullest > rules.warning_ratio or (disk_full and fullest > rules.clean_forcibly_ratio)
     return full, fullest > rules.critical_ratio

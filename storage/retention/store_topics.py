@@ -1,4 +1,4 @@
-"""The topics of one store: their names and queues, and their deletion."""
+"""Lists the topics of one store with their queues, and deletes topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from storage.stats import StoreStats
 class StoreTopics:
     """The topics that have queues in one store. Thread-safe, except `fifo`. Deletions take the append lock.
 
-    ServiceNotAvailableError of each method but `delete_before`: the store is closed.
+    Each method except `delete_before` raises ServiceNotAvailableError if the store is closed.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class StoreTopics:
         self._attributes = StoredAttributes(parts.config)
 
     def queue_ids(self) -> dict[str, list[int]]:
-        """Return the ids of the existing queues, by topic."""
+        """Return the ids of the existing queues by topic."""
         self._gate.require_open()
         return self._queues.topics()
 
     def fifo(self) -> frozenset[str]:
         """Return the topics whose type is FIFO, according to the broker's file config/topics.json.
 
-        Only one thread at a time may call this.
+        Only one thread at a time may call this method.
         """
         self._gate.require_open()
         return frozenset(
@@ -46,30 +46,31 @@ class StoreTopics:
         )
 
     def light_queues(self) -> list[LightQueue]:
-        """Return the light queues that have messages, or had messages that were not swept yet, sorted by name."""
+        """Return the light queues that exist: they have messages, or retention has not yet removed the empty queue.
+        Sorted by name."""
         self._gate.require_open()
         light = [queue for queue in self._queues if is_light_queue(queue.topic) and queue.exists]
         return sorted(LightQueue(queue.topic, queue.min_offset, queue.visible_offset) for queue in light)
 
     def delete(self, topic: str) -> None:
-        """Delete the queues of `topic`, if it has any; on return the deletion is on disk. A topic created again starts
-        at offset 0.
+        """Delete the queues of `topic`, if it has any; on return the deletion is on disk. If the topic is created
+        again, it starts at offset 0.
 
-        The messages leave the disk with the log files they are in. StoreNotWritableError: the disk failed; it is
-        unknown whether the topic is deleted, and the store takes no more appends.
+        The messages leave the disk with the log files they are in. Raises StoreNotWritableError if the disk fails; it
+        is then unknown whether the topic is deleted, and the store accepts no more appends.
         """
         with self._parts.append_lock:
-            self._gate.require_writable(AGAINST_STATE)  # deleting frees room on a full disk
+            self._gate.require_writable(AGAINST_STATE)  # allowed on a full disk, because deleting frees space
             self._delete_queues(topic)
 
     def delete_before(self, existing: Collection[str], position: int) -> list[str]:
-        """Delete the queues of topics that a broker's state does not have, and return their names.
+        """Delete the queues of topics that do not exist in a broker's state, and return the topics' names.
 
-        For a replica that follows: its master deleted the topics, and the log does not record that.
+        For a replica that follows: its master deleted the topics, and the log does not record that deletion.
 
         `existing`: the topics of the state before record `position` of STATE_TOPIC. Does nothing while this log lacks
-        the record before `position`. A topic with a later message stays, because it may have been created again. Topics
-        of the server and light queues stay. StoreNotWritableError as of `delete`.
+        the record before `position`. A topic with a later message stays, because it may have been created again. The
+        server's own topics and light queues stay. Raises StoreNotWritableError as `delete` does.
         """
         gone: list[str] = []
         states = self._queues.get_plain(STATE_TOPIC, 0)
@@ -89,7 +90,7 @@ class StoreTopics:
     def _delete_queues(self, topic: str) -> None:
         """Delete the queues of a topic. Called under the append lock.
 
-        The deletion counts from the log's end: a snapshot of this store may list the queues.
+        The deletion covers the log up to its end, because a snapshot of this store may still list the queues.
         """
         end_offset, min_offset = self._parts.log.end_offset, self._cleaner.log_start_on_disk
         try:

@@ -1,11 +1,11 @@
 """Reads the queues of delayed messages for the scheduler: their ends, their units' times, and their records.
 
-The reader keeps no state: it reads the store's own parts. The messages it reads may not be on disk yet. A delivery
-comes after its source in the log, so a power cut that loses the source loses the delivery too.
+The reader keeps no state: it reads the store's own components. The messages it reads may not be on disk yet. A delivery
+is after its source message in the log, so a power cut that loses the source loses the delivery too.
 
-A record is compared with its unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If they
-disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged: its size is
-corrected, and any other damage makes it unreadable.
+A record is compared with its unit, as readers of other queues do (raymq/records/logfiles/own_records.py). If record and
+unit disagree, the store first rewrites the unit from the log. If they still disagree, the record is damaged: its size
+is corrected, and any other damage makes the record unreadable.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class DelayQueueReader:
-    """The scheduler's view of one store's delay queues, and of their delivery progress. Thread-safe."""
+    """Gives the scheduler access to one store's delay queues, and to their delivery progress. Thread-safe."""
 
     def __init__(self, parts: StoreParts, appender: Appender) -> None:
-        """`appender` gives the time, and commits appended records to the files, so that they can be read."""
+        """`appender` provides the time, and commits appended records to the files, so that they can be read."""
         self._append_lock = parts.append_lock
         self._appender = appender
         self._queues = parts.queues
@@ -54,7 +54,7 @@ class DelayQueueReader:
     def read_bounds(self) -> tuple[int, dict[Source, DelayQueueBounds]]:
         """Return the time now in ms, and the bounds of each delay queue. No later message gets an earlier store time.
 
-        OSError: the appended records cannot be written to the log's files.
+        Raises OSError if the appended records cannot be written to the log's files.
         """
         with self._append_lock:
             self._appender.commit()
@@ -67,16 +67,18 @@ class DelayQueueReader:
         return now_ms, bounds
 
     def delivery_times(self, source: Source, from_offset: int, count: int) -> NDArray[np.int64]:
-        """Return the delivery times, in ms, of at most `count` units from an offset on; fewer at the end of a file.
+        """Return the delivery times, in ms, of at most `count` units from an offset on. At the end of a file fewer are
+        returned.
 
-        A unit that RocketMQ rebuilt holds its tag's code, 32 bits, and no time: the time is then read from the record.
+        A unit that RocketMQ rebuilt holds a tags code of 32 bits instead of a time: the time is then read from the
+        record.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
             return _NO_CODES
         units = queue.units(from_offset, count)
         codes = self._reader.tags_codes(*source, units)[0]
-        # A time has more than 32 bits: smaller codes are of tags, or of units without a record.
+        # A time has more than 32 bits, so smaller codes are tags codes, or belong to units without a record.
         for row in np.flatnonzero((codes == codes.astype(np.int32)) & (units["size"] != PRE_BLANK_SIZE)).tolist():
             codes[row] = self._time_of(units[row : row + 1], int(codes[row]))
         return codes
@@ -90,9 +92,9 @@ class DelayQueueReader:
             return otherwise
 
     def read_records(self, source: Source, queue_offsets: Sequence[int]) -> list[memoryview | None]:
-        """Return the records at these offsets of a queue; None for a missing record.
+        """Return the records at these offsets of a delay queue; None for a missing record.
 
-        A damaged record gets the size, the queue offset and the physical offset of its unit.
+        In a damaged record, the size, queue offset and physical offset are replaced by the values in the record's unit.
         """
         queue = self._queues.get_plain(*source)
         if queue is None:
@@ -113,7 +115,8 @@ class DelayQueueReader:
         return found
 
     def _records(self, units: NDArray[np.void]) -> list[memoryview | None]:
-        """Return the record of each unit; None for a unit without one, or if the record is lost, which is logged."""
+        """Return the record of each unit. None for a unit without a record, or if the record is lost, which is
+        logged."""
         if (units["size"] > 0).all() and not (units["size"] == PRE_BLANK_SIZE).any():
             try:
                 views = self._reader.views(units)
@@ -122,7 +125,7 @@ class DelayQueueReader:
             found: list[memoryview | None] = []
             sizes = iter(units["size"].tolist())
             for view in views:
-                # Neighbours in the log share one view.
+                # Records that are adjacent in the log share one view.
                 at = 0
                 while at < len(view):
                     size = next(sizes)
@@ -133,9 +136,8 @@ class DelayQueueReader:
         return [self._record(units[row : row + 1]) for row in range(len(units))]
 
     def _record(self, units: NDArray[np.void]) -> memoryview | None:
-        """Return the record of the first unit; None for a unit without one, or if the record is lost, which is
-        logged.
-        """
+        """Return the record of the first unit. None for a unit without a record, or if the record is lost, which is
+        logged."""
         if units[0]["size"] == PRE_BLANK_SIZE:
             return None
         try:
@@ -145,12 +147,12 @@ class DelayQueueReader:
             return None
 
     def progress(self, source: Source) -> SourceProgress:
-        """Return the progress of a queue's delivery."""
+        """Return the delivery progress of a delay queue."""
         with self._append_lock:
             return self._deliveries.get(source)
 
     def advance(self, source: Source, epoch: int, queue_offset: int) -> None:
-        """Record that a message, and all messages before it, were delivered or given up."""
+        """Record that a message of a delay queue, and all messages before it, were delivered or given up."""
         with self._append_lock:
             self._deliveries.advance(source, epoch, queue_offset + 1)
 
@@ -161,11 +163,12 @@ class DelayQueueReader:
 
 
 def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.void]:
-    """Return the units at these offsets of a queue; a unit without a record for an offset that the queue lacks."""
+    """Return the units at these offsets of a queue. An offset that the queue lacks gets a unit without a
+    record."""
     wanted = np.array(queue_offsets, np.int64)
     found = np.zeros(len(wanted), UNIT_DTYPE)
     found["size"] = PRE_BLANK_SIZE
-    # The units of a queue are in several files.
+    # Read in a loop, because the units of a queue are in several files.
     first, end = max(min(queue_offsets), queue.min_offset), max(queue_offsets) + 1
     while first < end and len(units := queue.units(first, end - first)):
         here = (wanted >= first) & (wanted < first + len(units))
@@ -177,7 +180,7 @@ def _units_at(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> NDArray[np.v
 def _rows_elsewhere(
     records: Sequence[memoryview | None], units: NDArray[np.void], queue_offsets: Sequence[int]
 ) -> list[int]:
-    """Return the rows of the records that disagree with their units."""
+    """Return the row numbers of records whose physical offset or queue offset differs from their unit's."""
     return [
         row
         for row, (record, position, offset) in enumerate(

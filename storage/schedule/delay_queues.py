@@ -1,8 +1,9 @@
 """Decides which messages of a delay queue are due, and in which order. Pure: the time is an argument.
 
-There are two kinds of delay queues, by the order of their units' times. Both return due messages in one fixed order,
-and both start from the progress of the last process (storage.dispatch.delivery_progress.SourceProgress). Messages that
-`due` returned stay due until `done` is called with them.
+There are two kinds of delay queues, which differ in the order of their units' times. Both return due messages in one
+fixed order, and both start from the progress that the previous process stored
+(storage.dispatch.delivery_progress.SourceProgress). Messages that `due` returned stay due until `done` is called with
+them.
 
     LevelQueue    Each message waits equally long: the first stored is due first. The object holds one
                   number: the next offset.
@@ -11,7 +12,7 @@ and both start from the progress of the last process (storage.dispatch.delivery_
                   (time, offset).
 
 For a TimerQueue's order to be complete, a unit that is appended after `due` was called with a time must have a later
-time. The store ensures that (raymq.common.delay), if it was given the same time before.
+time. The store ensures this order (raymq.common.delay), if it was given the same time before.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from storage.dispatch.delivery_progress import SourceProgress
 
 Ints = NDArray[np.int64]
 Codes = Callable[[int, int], Ints]
-"""Returns the times in the units from a queue offset on, at most the given number; fewer at the end of a file."""
+"""Function (queue offset, count) that returns the times in at most `count` units from the offset on. At the end of a
+file fewer are returned."""
 
 WINDOW_MS: Final = 600_000
 HELD_MAX: Final = 1_000_000
@@ -36,24 +38,24 @@ _NO_INTS: Final = np.empty(0, np.int64)
 
 
 class Due(NamedTuple):
-    """A message that is due."""
+    """A message of a delay queue that is due."""
 
     queue_offset: int
-    # Orders the messages of a queue before their offsets do: the time in a timer queue, else 0.
+    # Primary sort key of a queue's messages, before the offset: the time in a timer queue, 0 in a level queue.
     epoch: int
-    # The time at which the message is due.
+    # The time in ms at which the message is due.
     due_ms: int
 
 
 class DelayQueueBounds(NamedTuple):
-    """The range of queue offsets in a queue: from `min_offset` up to `end`, exclusive."""
+    """Range of the queue offsets in a delay queue: from `min_offset` up to `end`, exclusive."""
 
     min_offset: int
     end: int
 
 
 class LevelQueue:
-    """A queue whose messages all wait `delay_ms`."""
+    """A delay queue whose messages all wait for the same time, `delay_ms`."""
 
     def __init__(self, codes: Codes, delay_ms: int, progress: SourceProgress) -> None:
         self._codes = codes
@@ -64,8 +66,8 @@ class LevelQueue:
     def due(self, bounds: DelayQueueBounds, now_ms: int, limit: int) -> list[Due]:
         """Return the first messages that are due at `now_ms`, at most `limit`.
 
-        If a time is further ahead than the delay, the clock was set back, or the level changed: the message is then due
-        now (spec/storage.md §12).
+        If a unit's time is further ahead than the delay, the clock was set back, or the delay level changed: the
+        message then counts as due now (spec/storage.md §12).
         """
         self._position = min(max(self._position, bounds.min_offset), bounds.end)
         self._wake_ms = None
@@ -83,41 +85,44 @@ class LevelQueue:
         return dues
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Record that `dues`, the first messages that `due` returned, were delivered or given up."""
+        """Record that the messages `dues` were delivered or given up. They must be the first messages that `due`
+        returned."""
         self._position = dues[-1].queue_offset + 1
 
     def wake_ms(self) -> int | None:
-        """Return when the next message is due, as far as the last `due` read; None if it read none."""
+        """Return the time in ms at which the next message that the last `due` read is due; None if `due` read no
+        waiting message."""
         return self._wake_ms
 
     def pending(self, bounds: DelayQueueBounds) -> int:
-        """Return the number of waiting messages."""
+        """Return the number of messages that wait in the queue."""
         return bounds.end - min(max(self._position, bounds.min_offset), bounds.end)
 
 
 class TimerQueue:
-    """A queue of messages that each have a time of their own. Holds at most `held_max` of them, 16 bytes each."""
+    """A delay queue whose messages each have their own time. Holds at most `held_max` messages in memory, 16 bytes
+    each."""
 
     def __init__(
         self, codes: Codes, progress: SourceProgress, *, window_ms: int = WINDOW_MS, held_max: int = HELD_MAX
     ) -> None:
         self._codes = codes
         self._window_ms, self._held_max = window_ms, held_max
-        # Everything before this (time, offset) is done.
+        # All messages before this (time, offset) are delivered or given up.
         self._mark = (progress.epoch, progress.next_offset)
-        # The offset up to which units were read.
+        # The queue offset up to which units were read.
         self._seen = progress.low
-        # The held messages: their times and offsets, sorted by (time, offset). `_at` is the index of the first one that
-        # is not done.
+        # The times and offsets of the held messages, sorted by (time, offset). `_at` is the index of the first message
+        # that is not done.
         self._held_codes = self._held_offsets = _NO_INTS
         self._at = 0
-        # Newly appended messages that are due before the horizon, by ascending offset. All of them come later in the
-        # queue than the held messages.
+        # Newly appended messages that are due before the horizon, by ascending offset. Each offset is higher than all
+        # offsets of held messages.
         self._fresh_codes = self._fresh_offsets = _NO_INTS
-        # The latest time of held messages; -1 before the first read.
+        # Time in ms up to which waiting messages are held in memory; -1 before the first read.
         self._horizon_ms = -1
-        # The messages after the horizon, which are not held: their first time, lowest offset, and number. In the order
-        # of (time, offset) they come after all held messages.
+        # First time, lowest offset, and number of the messages after the horizon, which are not held. In the order of
+        # (time, offset) they follow all held messages.
         self._beyond_ms: int | None = 0
         self._beyond_low: int | None = progress.low
         self._beyond = 0
@@ -139,12 +144,14 @@ class TimerQueue:
         ]
 
     def done(self, dues: Sequence[Due]) -> None:
-        """Record that `dues`, the first messages that `due` returned, were delivered or given up."""
+        """Record that the messages `dues` were delivered or given up. They must be the first messages that `due`
+        returned."""
         self._mark = (dues[-1].epoch, dues[-1].queue_offset + 1)
         self._at += len(dues)
 
     def wake_ms(self) -> int | None:
-        """Return when the next message that `due` has read is due; None if there is none."""
+        """Return the time in ms at which the next message that `due` has read is due; None if no such message
+        waits."""
         firsts = [] if self._beyond_ms is None else [self._beyond_ms]
         if self._at < len(self._held_codes):
             firsts.append(int(self._held_codes[self._at]))
@@ -157,7 +164,7 @@ class TimerQueue:
         return len(self._held_codes) - self._at + len(self._fresh_codes) + self._beyond
 
     def low(self) -> int:
-        """Return the offset before which no message waits any more."""
+        """Return the queue offset before which no message waits any more."""
         lows = [self._seen] if self._beyond_low is None else [self._beyond_low]
         if self._at < len(self._held_offsets):
             lows.append(int(self._held_offsets[self._at :].min()))
@@ -166,13 +173,12 @@ class TimerQueue:
         return min(lows)
 
     def _ready(self, now_ms: int, limit: int) -> int:
-        """Return the number of held messages that are due, at most `limit`. The times are sorted."""
+        """Return the number of held messages that are due, at most `limit`. Assumes sorted times."""
         return int(np.searchsorted(self._held_codes[self._at : self._at + limit], now_ms, "right"))
 
     def _look_at_new(self, end: int) -> None:
-        """Read the units from `_seen` up to `end`: those before the horizon become fresh, the others count as beyond
-        it.
-        """
+        """Read the units from `_seen` up to `end`. Messages before the horizon become fresh; the others count as beyond
+        the horizon."""
         while self._seen < end:
             codes = self._codes(self._seen, min(end - self._seen, SCAN_UNITS))
             if not len(codes):
@@ -187,7 +193,7 @@ class TimerQueue:
                 self._merge_fresh(None)
 
     def _leave_beyond(self, codes: Ints, offsets: Ints) -> None:
-        """Count these messages as beyond the horizon."""
+        """Count messages as due after the horizon, so that they are not held in memory."""
         if len(codes):
             first_ms, low = int(codes.min()), int(offsets.min())
             self._beyond_ms = first_ms if self._beyond_ms is None else min(self._beyond_ms, first_ms)
@@ -195,16 +201,17 @@ class TimerQueue:
             self._beyond += len(codes)
 
     def _merge_fresh(self, now_ms: int | None) -> None:
-        """Move the fresh messages to the held ones if one of them is due at `now_ms`; always if `now_ms` is None."""
+        """Move the fresh messages to the held messages if a fresh one is due at `now_ms`; always if `now_ms` is
+        None."""
         fresh = self._fresh_codes
         if not len(fresh) or (now_ms is not None and fresh.min() > now_ms):
             return
-        # Sort them by time; a stable sort keeps the order of offsets within a time.
+        # Sort the fresh messages by time; a stable sort keeps the order of offsets within a time.
         order = np.argsort(fresh, kind="stable")
         fresh, offsets = fresh[order], self._fresh_offsets[order]
-        # Keep only the held messages that are not done.
+        # Keep only the held messages that are not yet delivered or given up.
         codes, held_offsets = self._held_codes[self._at :], self._held_offsets[self._at :]
-        # Insert each fresh message after the held ones of its time, whose offsets are all lower.
+        # Insert each fresh message after the held messages with the same time, whose offsets are all lower.
         positions = np.searchsorted(codes, fresh, "right")
         self._held_codes = np.insert(codes, positions, fresh)
         self._held_offsets = np.insert(held_offsets, positions, offsets)
@@ -213,20 +220,20 @@ class TimerQueue:
         self._trim()
 
     def _trim(self) -> None:
-        """Hold only the first `held_max` messages; the others count as beyond the horizon."""
+        """Hold only the first `held_max` messages in memory; all further messages count as beyond the horizon."""
         last = self._at + self._held_max
         if last < len(self._held_codes):
             self._leave_beyond(self._held_codes[last:], self._held_offsets[last:])
-            # A later unit with the time of the last held message comes after the messages left out now: it is beyond,
-            # too.
+            # Messages with the time of the last held message may have been left out. So a later unit with that time
+            # must count as beyond the horizon, too.
             self._horizon_ms = int(self._held_codes[last - 1]) - 1
             self._held_codes = self._held_codes[self._at : last].copy()
             self._held_offsets = self._held_offsets[self._at : last].copy()
             self._at = 0
 
     def _reload(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Read all units that may wait, and hold the messages that are due within the window."""
-        # Compute this before the state is reset: the lowest offset that may wait.
+        """Read all units that may still wait, and hold the messages that are due within the window."""
+        # Compute the lowest offset that may wait before the state is reset.
         offset = max(self.low(), bounds.min_offset)
         self._held_codes = self._held_offsets = self._fresh_codes = self._fresh_offsets = _NO_INTS
         self._at = 0
@@ -240,20 +247,22 @@ class TimerQueue:
             if not len(codes):
                 break
             offsets = np.arange(offset, offset + len(codes))
-            # The messages that are not done yet, by (time, offset), and those of them that are within the window.
+            # `waits`: the messages that are not done yet, by (time, offset). `near`: the waiting messages within the
+            # window.
             waits = (codes > epoch) | ((codes == epoch) & (offsets >= next_offset))
             near = waits & (codes <= self._horizon_ms)
             self._leave_beyond(codes[waits & ~near], offsets[waits & ~near])
             parts.append((codes[near], offsets[near]))
             offset += len(codes)
-            # Trim the parts at intervals, so that memory stays bounded.
+            # Reduce the collected messages to `held_max` at intervals, so that memory stays bounded.
             if sum(len(part) for part, _ in parts) > 2 * self._held_max:
                 parts = self._hold(parts)
         self._hold(parts)
         self._seen = offset
 
     def _hold(self, parts: list[tuple[Ints, Ints]]) -> list[tuple[Ints, Ints]]:
-        """Hold the messages of these parts (times and offsets), as many as allowed. Returns them as one part."""
+        """Hold the messages of these parts (pairs of times and offsets), up to `held_max`. Returns the held messages as
+        one part."""
         codes = np.concatenate([part for part, _ in parts]) if parts else _NO_INTS
         offsets = np.concatenate([part for _, part in parts]) if parts else _NO_INTS
         order = np.lexsort((offsets, codes))

@@ -1,10 +1,11 @@
 """The recalls of delayed messages, which the scheduler reads from the timer queue of recalls.
 
-The queue is part of the log, so recovery and replicas have it, and each scheduler rebuilds the table. A round of the
-scheduler reads the recalls that were stored before it read the clock. So the table has every recall that was stored
-before its message was due. A recall stays in the table until its message's time is past and every timer queue is
-delivered up to now. A recall for more than a day ahead is stored again after a day, like a message of the roll queue,
-so that it does not keep old log files. The appender refuses more recalls than RECALLS_MAX at a time.
+The queue is part of the log, so recovery and replicas have it, and each scheduler rebuilds the table from it. A round
+of the scheduler reads the recalls that were stored before the round read the clock. So the table has every recall that
+was stored before its message was due. A recall stays in the table until its message's time is past and every timer
+queue is delivered up to now. A recall of a message that is due in more than a day is stored again each day, like a
+message of the roll queue, so that the recall does not keep old log files. The appender refuses more recalls than
+RECALLS_MAX at a time.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ logger = logging.getLogger(__name__)
 
 
 class RecallRequest(NamedTuple):
-    """A recall: the key of the message, and when the message is due, in ms since 1970."""
+    """A recall: the key of the recalled message, and the time in ms since 1970 at which the message is due."""
 
     key: str
     deliver_at_ms: int
 
 
 class RecallTable:
-    """The recalls in force. Used by the scheduler's thread."""
+    """The recalls in force. Only the scheduler's thread uses the table."""
 
     def __init__(self, reader: DelayQueueReader) -> None:
         self._reader = reader
         self._seen = reader.progress(RECALLS).next_offset
         self._due_ms: dict[str, int] = {}
-        # How many recalled messages are due at each time: for most messages this check is enough.
+        # Number of recalled messages due at each time. Most messages need only this check, because no recall has their
+        # time.
         self._times: Counter[int] = Counter()
 
     def look(self, bounds: DelayQueueBounds) -> None:
@@ -79,7 +81,7 @@ class RecallTable:
         }
 
     def forget(self, recall: RecallRequest) -> None:
-        """Drop a recall whose message's time is past, and whose message has left the timer queues."""
+        """Drop a recall after its message's time is past and the message has left the timer queues."""
         due_ms = self._due_ms.pop(recall.key, None)
         if due_ms is not None:
             self._times[due_ms] -= 1
@@ -88,7 +90,7 @@ class RecallTable:
 
 
 def read_recall(view: memoryview | None) -> RecallRequest | None:
-    """Read the recall in a record; None if there is none, or it cannot be read."""
+    """Read the recall in a record; None if the record is missing, unreadable, or contains no recall."""
     try:
         properties = {} if view is None else decode_properties(split_record(view).properties)
     except RecordError:
@@ -98,7 +100,7 @@ def read_recall(view: memoryview | None) -> RecallRequest | None:
 
 
 def _key_of(view: memoryview) -> str:
-    """Return the key of a waiting message; empty if it cannot be read."""
+    """Return the recall key of a waiting message; empty if the record cannot be read."""
     try:
         properties = decode_properties(split_record(view).properties)
     except RecordError:

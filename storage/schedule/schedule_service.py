@@ -1,7 +1,7 @@
 """Starts and stops the delivery of delayed messages (RocketMQ's ScheduleMessageService); the scheduler does the work.
 
-When a store delivers belongs here; what it delivers belongs in storage.schedule.scheduler. Only a master may deliver:
-otherwise two stores would deliver the same message. After a fault of its own the scheduler pauses for 10 s, as
+This module decides when a store delivers; storage.schedule.scheduler decides what it delivers. Only a master may
+deliver: otherwise two stores would deliver the same message. After an internal error the scheduler pauses for 10 s, as
 RocketMQ's does (spec/storage.md §12).
 """
 
@@ -32,21 +32,21 @@ logger = logging.getLogger(__name__)
 
 
 class ScheduleService:
-    """The delivery of one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
+    """Delivers one store's delayed messages. Thread-safe. Nothing is delivered before `start_delivery`."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
         """`gate` and `appender` store due messages, and `stats` counts them."""
         self._parts, self._gate, self._appender, self._stats = parts, gate, appender, stats
-        # Held while delivery starts or stops, but not while the thread ends.
+        # Held while delivery starts or stops, but not while the delivery thread ends.
         self._lock = threading.Lock()
-        # The thread that delivers; None while nothing is delivered. A closed store keeps its last thread, for `status`.
+        # The thread that delivers; None while delivery is stopped. A closed store keeps its last thread, for `status`.
         self._thread: DeliveryThread | None = None
         self._closed = False
 
     def start_delivery(self) -> None:
-        """Deliver delayed messages until `stop_delivery` or `close`. Only a master may call it. Idempotent.
+        """Deliver delayed messages until `stop_delivery` or `close`. Only a master may call this method. Idempotent.
 
-        ServiceNotAvailableError: the store is closed.
+        Raises ServiceNotAvailableError if the store is closed.
         """
         with self._lock:
             if self._closed:
@@ -55,7 +55,7 @@ class ScheduleService:
                 self._thread = DeliveryThread(self.new_scheduler())
 
     def stop_delivery(self) -> None:
-        """Stop delivering delayed messages, because this store is no master any more. Idempotent.
+        """Stop delivering delayed messages, because this store is no longer a master. Idempotent.
 
         On return the current append has ended.
         """
@@ -65,33 +65,36 @@ class ScheduleService:
             thread.close()
 
     def close(self) -> None:
-        """Stop delivery permanently. Idempotent."""
+        """Stop the delivery of delayed messages permanently. Idempotent."""
         with self._lock:
             self._closed, thread = True, self._thread
         if thread is not None:
             thread.close()
 
     def status(self) -> ScheduleStatus | None:
-        """Return the waiting messages, by the scheduler's last round; None while nothing is delivered."""
+        """Return the status of the scheduler's last round, with the waiting messages; None while delivery is
+        stopped."""
         thread = self._thread
         return None if thread is None else thread.scheduler.status()
 
     def waiting(self, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-        """Count the waiting delayed messages, and return the first `limit` that are due in a time range.
+        """Count the waiting delayed messages, and return the first `limit` messages that are due in a time range.
 
-        See storage.schedule.waiting. InvalidArgumentError.
+        See storage.schedule.waiting. Raises InvalidArgumentError.
         """
         if not 1 <= limit <= WAITING_LIMIT_MAX:
             raise InvalidArgumentError(f"limit must be 1 to {WAITING_LIMIT_MAX} messages, not {limit}")
         return waiting(DelayQueueReader(self._parts, self._appender), begin_ms, end_ms, limit)
 
     def new_scheduler(self) -> Scheduler:
-        """Make a scheduler that continues from the store's progress. Only one may run at a time."""
+        """Create a scheduler that continues from the store's delivery progress. Only one scheduler may run at a
+        time."""
         reader = DelayQueueReader(self._parts, self._appender)
         return Scheduler(reader, self._store_deliveries, self._parts.settings.delay_levels_ms)
 
     def _store_deliveries(self, source: Source, deliveries: Sequence[Delivery]) -> None:
-        """Store messages that waited in `source`. Raises as `AppendService.append` does."""
+        """Store due messages that waited in the delay queue `source`. Raises the errors of
+        `AppendService.append`."""
         start_s = time.monotonic()
         _, end_offset = self._gate.write(partial(self._appender.deliver, source, deliveries))
         self._gate.wait_durable(end_offset)
@@ -100,7 +103,7 @@ class ScheduleService:
 
 
 class DeliveryThread:
-    """Calls the rounds of `scheduler` from its construction until `close`."""
+    """Thread that runs the rounds of `scheduler`, from its construction until `close`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -109,7 +112,7 @@ class DeliveryThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the current append. Idempotent."""
+        """Stop the delivery thread after its current append. Idempotent."""
         self._stop.set()
         self.scheduler.stop()
         self._thread.join(SCHEDULE_STOP_TIMEOUT_S)
@@ -118,7 +121,7 @@ class DeliveryThread:
         while not self._stop.is_set():
             try:
                 pause_s = self.scheduler.round()
-            except Exception:  # a fault here must not end delivery permanently
+            except Exception:  # an internal error must not end delivery permanently
                 logger.exception("the scheduler of delayed messages failed, and pauses for %g s", FAULT_PAUSE_S)
                 pause_s = FAULT_PAUSE_S
             self._stop.wait(pause_s)

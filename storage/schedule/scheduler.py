@@ -1,15 +1,15 @@
 """The scheduler stores delayed messages in their target queues once they are due.
 
-In each round it visits the delay queues (raymq.common.delay), takes the due messages of each queue
+In each round the scheduler visits the delay queues (raymq.common.delay), takes the due messages of each queue
 (storage.schedule.delay_queues), and appends them as any producer would. A message that is due in more than a day is
 stored again each day until then. So no message keeps old log files for longer than about a day after it was last
 stored.
 
-The rules are RocketMQ's (spec/storage.md §12): a message that cannot be read, or whose target is the half topic, is
-given up and logged; a refused put is retried after 100 ms. Unlike in RocketMQ, a put that was stored but not known to
-be on disk in time is not repeated.
+The rules are RocketMQ's (spec/storage.md §12). A message that cannot be read, or whose target is the half topic, is
+given up and logged. A refused put is retried after 100 ms. Unlike in RocketMQ, a put that was stored but did not reach
+the disk in time is not repeated.
 
-The scheduler holds nothing that must survive: storage.dispatch.delivery_progress stores how far it got.
+The scheduler itself holds no state that must survive: storage.dispatch.delivery_progress stores the delivery progress.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """The scheduler of one store. One thread calls `round` repeatedly; any thread may call `status`."""
+    """Delivers the due delayed messages of one store. One thread calls `round` repeatedly; any thread may call
+    `status`."""
 
     def __init__(
         self,
@@ -66,29 +67,29 @@ class Scheduler:
         self._reader = reader
         self._store = store
         self._levels_ms = levels_ms
-        # The delay queues found so far, and their bounds in the last round.
+        # The delay queues found so far, and the bounds that they had in the last round.
         self._queues: dict[Source, LevelQueue | TimerQueue] = {}
         self._bounds: dict[Source, DelayQueueBounds] = {}
-        # Queues whose last put was refused, and when to retry it.
+        # Time in ms at which the put to a queue is retried, for the delay queues whose last put was refused.
         self._retry_at_ms: dict[Source, int] = {}
-        # When the `low` offsets of the timer queues were last recorded.
+        # Time in ms at which the `low` offsets of the timer queues were last recorded.
         self._low_at_ms = 0
-        # How late the most delayed message of the last round was.
+        # Maximum delay in ms, past its due time, of any message in the last round.
         self._late_ms = 0
-        # The number of messages that the last round was about to deliver.
+        # The number of due messages that the last round tried to deliver.
         self._due = 0
         self._round_ms = 0
-        # Counters of messages since the scheduler was made.
+        # Numbers of delivered, given up and recalled messages since the scheduler was created.
         self._delivered = self._given_up = self._recalled = 0
         self._recalls = RecallTable(reader)
         self._stopping = False
 
     def stop(self) -> None:
-        """End the current round after its current append."""
+        """End the scheduler's current round after the append that is in progress."""
         self._stopping = True
 
     def status(self) -> ScheduleStatus:
-        """Return the waiting messages, by the last round, and the counters."""
+        """Return the waiting messages as of the last round, and the counters."""
         pending: dict[str, int] = {}
         by_hour: dict[int, int] = {}
         for (topic, queue_id), queue in self._queues.copy().items():
@@ -98,15 +99,15 @@ class Scheduler:
             name = f"level {queue_id + 1}" if topic == SCHEDULE_TOPIC else "deliver_at"
             if count:
                 pending[name] = pending.get(name, 0) + count
-                if isinstance(queue, TimerQueue):  # due within a day; later messages are in the roll queue
+                # the queue's messages are due within a day; later messages are in the roll queue
+                if isinstance(queue, TimerQueue):
                     by_hour[timer_queue_hours(queue_id, self._round_ms)] = count
         figures = self._delivered, self._given_up, self._recalled, self._due, by_hour
         return ScheduleStatus(pending, self._late_ms, *figures)
 
     def round(self) -> float:
-        """Deliver the first due messages of each queue, up to a bound. Returns the seconds to wait before the next
-        round.
-        """
+        """Deliver the first due messages of each queue, up to a limit. Returns the seconds to wait before the next
+        round."""
         now_ms, self._bounds = self._reader.read_bounds()
         late_ms, wake_ms, settled = 0, now_ms + DELIVERY_POLL_MS, True
         due = 0
@@ -159,7 +160,8 @@ class Scheduler:
         return queue
 
     def _deliver(self, source: Source, queue: LevelQueue | TimerQueue, dues: list[Due], now_ms: int) -> bool:
-        """Store due messages in their order. Returns False if the store refused them, so that they must be retried."""
+        """Store due messages of a queue in their order. Returns False if the store refused them, so that they must be
+        retried."""
         deliveries: list[Delivery] = []
         done: list[Due] = []
         size = 0
@@ -200,7 +202,8 @@ class Scheduler:
     def _move_together(
         self, source: Source, dues: Sequence[Due], views: Sequence[memoryview | None]
     ) -> list[MovedRecord | None]:
-        """Build the records of due messages for their target queues; None for each message that needs a closer look."""
+        """Build the records of due messages for their target queues. None for each message that must be handled
+        individually."""
         here = [view for view in views if view is not None]
         if len(here) < len(views) or source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) or self._reader.store_host_ipv6:
             return [None] * len(views)
@@ -209,9 +212,9 @@ class Scheduler:
         return [None if record is None or record.topic == HALF_TOPIC else record for record in moved]
 
     def _file_recalls_again(self, bounds: DelayQueueBounds, now_ms: int) -> None:
-        """Store again the day-old recalls whose messages are not due yet, and forget the others.
+        """Store again the day-old recalls whose messages are not due yet, and drop the other day-old recalls.
 
-        No due message waits in a timer queue now.
+        Called when no due message waits in a timer queue.
         """
         queue = self._queue(RECALLS)
         dues = queue.due(bounds, now_ms, DELIVERY_CHUNK_MESSAGES)
@@ -241,7 +244,7 @@ class Scheduler:
     ) -> Delivery | None:
         """Build the delivery of the message with record `view` to its next queue, or to the topic of recalled messages.
 
-        Returns None if the message is missing or is given up, which is logged.
+        Returns None if the message is missing or given up, which is logged.
         """
         if view is None:
             logger.warning(
@@ -267,7 +270,7 @@ class Scheduler:
 
 
 def _next_queue(source: Source, record: WaitingRecord, now_ms: int) -> tuple[str, int, int]:
-    """Return the topic, queue id and tag code of the next queue of a message: its target, or a timer queue."""
+    """Return the topic, queue id and unit code of a message's next queue: its target queue, or a timer queue."""
     if source == RECALLS:
         return TIMER_TOPIC, TIMER_RECALL_QUEUE, 0
     if source == (TIMER_TOPIC, TIMER_ROLL_QUEUE) and (record.deliver_at_ms or 0) > now_ms:

@@ -1,6 +1,6 @@
-"""The delayed messages that wait now: counts by level and by hour, and the first ones that are due. Changes nothing.
+"""Counts the delayed messages that wait now, by level and by hour, and returns the first due messages. Changes nothing.
 
-Units, 20 bytes each, are read from the queues; records are read only for the messages that are listed.
+Units, 20 bytes each, are read from the queues; records are read only for the messages that are returned.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from storage.schedule.delay_queues import DelayQueueBounds
 HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 WAITING_UNITS_MAX: Final = 2_000_000
-"""The most units of one queue that are read, from the first that may wait."""
+"""Maximum number of units of one queue that a query reads, from the first unit that may wait."""
 WAITING_RECORD_BYTES: Final = 2 << 20
-"""The bytes of records at which one answer ends; the record that reaches them is the last."""
+"""Number of record bytes after which a result ends. The record that reaches this number is the last in the
+result."""
 WAITING_LIMIT_MAX: Final = 1000
 
 Ints = NDArray[np.int64]
@@ -41,10 +42,10 @@ class DelayQueues(Protocol):
 
 
 def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> DelayedInStore:
-    """Count the waiting messages, and return at most `limit` records of those due in [`begin_ms`, `end_ms`).
+    """Count the waiting messages, and return at most `limit` records of the messages due in [`begin_ms`, `end_ms`).
 
-    A message that is due in more than a day waits in the roll queue, whose unit holds another time. It is counted, but
-    neither listed nor assigned to an hour.
+    A message that is due in more than a day waits in the roll queue, whose unit holds another time. Such a message is
+    counted, but neither returned nor assigned to an hour.
     """
     now_ms, bounds = queues.read_bounds()
     levels: dict[str, int] = {}
@@ -76,7 +77,8 @@ def waiting(queues: DelayQueues, begin_ms: int, end_ms: int, limit: int) -> Dela
 
 
 def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) -> tuple[Ints, Ints, bool]:
-    """Return the times and offsets of the units that wait, by offset; False if there are more units."""
+    """Return the times and offsets of the waiting units, by offset. The flag is False if units were left out, because
+    the queue has too many."""
     progress = queues.progress(source)
     timer = source[0] == TIMER_TOPIC
     begin = min(max(progress.low if timer else progress.next_offset, held.min_offset), held.end)
@@ -98,7 +100,8 @@ def _undelivered(queues: DelayQueues, source: Source, held: DelayQueueBounds) ->
 
 
 def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[tuple[int, ...], list[bytes], bool]:
-    """Return the times and records of listed messages; False if the bytes exceeded the limit."""
+    """Return the times and records of listed messages. The flag is False if records were left out, because of the size
+    limit."""
     by_source: dict[Source, list[int]] = {}
     for _, source, at in listed:
         by_source.setdefault(source, []).append(at)
@@ -113,7 +116,7 @@ def _read(queues: DelayQueues, listed: list[tuple[int, Source, int]]) -> tuple[t
     for time, source, at in listed:
         record = found[source, at]
         if record is None:
-            continue  # the record is lost, which is logged; or a recall replaced it
+            continue  # either the record is lost (already logged), or a recall replaced it
         if size >= WAITING_RECORD_BYTES:
             return tuple(due), records, False
         due.append(time)

@@ -1,4 +1,4 @@
-"""Builds from a half message the records that end or check its transaction."""
+"""Builds, from a half message, the records that end or check its transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from storage.dispatch.half_messages import HALF_QUEUE_ID, OP_TAG, HalfMessage, o
 
 
 class HalfRecord:
-    """The parsed record of a half message. RecordError: its fields are inconsistent, or name no real queue."""
+    """The parsed record of a half message. Raises RecordError if the record's fields are inconsistent, or name no real
+    queue."""
 
     def __init__(self, half: HalfMessage, record: bytes | memoryview, *, store_host_ipv6: bool) -> None:
         self._half = half
@@ -43,19 +44,19 @@ class HalfRecord:
         return self._parts.body_is_intact
 
     def final_message(self) -> Delivery:
-        """Build the message for its real queue, which consumers get.
+        """Build the final message for its real queue, from which consumers receive it.
 
-        Its commit bit and its transaction id mark the transaction as committed. The message is not delayed, whatever
-        its properties are. MessageIllegalError: it breaks a rule. IllegalNameError: its topic is no valid name.
+        The message's commit bit and transaction id mark the transaction as committed. The message is not delayed,
+        whatever its properties are. Raises MessageIllegalError if the message breaks a rule, IllegalNameError if its
+        topic is not a valid name.
         """
         queue_id = int(self._properties[PROPERTY_REAL_QUEUE_ID])
         kept = {PROPERTY_WAIT: "false", PROPERTY_DELAY: "", PROPERTY_TIMER_DELIVER_MS: ""}
         return self._moved(self._properties[PROPERTY_REAL_TOPIC], queue_id, kept, SYS_FLAG_TRANSACTION_COMMIT)
 
     def checked_copy(self) -> Delivery:
-        """Copy the half message, with its number of checks increased by one. The copy holds the offset of the first
-        record.
-        """
+        """Copy the half message, with its number of checks increased by one. The copy contains the offset of the half
+        message's first record."""
         counted = {
             PROPERTY_WAIT: "false",
             PROPERTY_TRANSACTION_CHECK_TIMES: str(self._half.check_times + 1),
@@ -64,9 +65,7 @@ class HalfRecord:
         return self._moved(HALF_TOPIC, HALF_QUEUE_ID, counted, 0)
 
     def given_up(self) -> Delivery:
-        """Build the message for the topic of transactions that were given up. A damaged body is marked as
-        unreadable.
-        """
+        """Build the message for the topic of given-up transactions. A damaged body is marked as unreadable."""
         return self._moved(CHECK_MAX_TIME_TOPIC, 0, {PROPERTY_WAIT: "false"}, 0)
 
     def _moved(self, topic: str, queue_id: int, exchanged: Mapping[str, str], bits: int) -> Delivery:
@@ -87,7 +86,7 @@ class HalfRecord:
 def op_record(
     queue_offsets: list[int], now_ms: int, store_host: tuple[str, int], *, ipv6: bool, property_crc: bool
 ) -> Delivery:
-    """Build the record that marks the half messages at these offsets as finished."""
+    """Build the op record that marks the half messages at these queue offsets as finished."""
     message = Message(OP_HALF_TOPIC, op_body(queue_offsets), OP_TAG, wait_store_msg_ok=False)
     batch = encode_batch(
         [message],

@@ -1,4 +1,5 @@
-"""The rules of transactions: who may end one, and what a check does with a half message. Times come in as arguments."""
+"""The rules of transactions: who may end a transaction, and what a check does with a half message. Times are
+arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TransactionRules:
-    """The settings of the rules.
+    """Settings of the transaction rules.
 
     `time_out_ms`: the age before the first check. A half message is given up after `check_max` checks, or at the age
     `reserved_ms`.
@@ -36,7 +37,7 @@ class TransactionRules:
 
 
 class CheckDecision(Enum):
-    """The action of a round of checks on one half message."""
+    """Decision of a check round about one half message: wait, ask its producer, or give it up."""
 
     WAIT = "WAIT"
     ASK = "ASK"
@@ -45,7 +46,7 @@ class CheckDecision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NamedHalf:
-    """The half message that an END names, as it is in the log."""
+    """The half message that an EndTransaction request names, as stored in the log."""
 
     producer_group: str
     queue_offset: int
@@ -56,7 +57,8 @@ class NamedHalf:
 
 
 def wanted_outcome(commit_or_rollback: int) -> Outcome:
-    """Return the outcome that an END requests. InvalidArgumentError unless it is COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    """Return the outcome that an EndTransaction request asks for. Raises InvalidArgumentError unless it is
+    COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
     outcome = _WANTED.get(commit_or_rollback)
     if outcome is None:
         raise InvalidArgumentError(
@@ -66,7 +68,9 @@ def wanted_outcome(commit_or_rollback: int) -> Outcome:
 
 
 def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, rules: TransactionRules) -> None:
-    """Raise unless an END may end the half message that it names, in RocketMQ's order of checks (spec §1.3)."""
+    """Check that an EndTransaction request may end the half message that it names, in RocketMQ's order of checks (spec
+    §1.3). Raises TransactionTooLateError if only a check may still end the transaction, TransactionError if the request
+    does not match a half message."""
     if named is None:
         raise TransactionError(f"no half message of a transaction is at physical offset {end.physical_offset}")
     if not end.from_transaction_check and named.immunity is not None:
@@ -86,7 +90,8 @@ def check_end(end: EndTransactionRequest, named: NamedHalf | None, now_ms: int, 
 
 
 def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction | None) -> EndedTransaction:
-    """Return the outcome of a transaction that has ended, if it is `wanted`; else raise TransactionError."""
+    """Return the outcome of an ended transaction if it is `wanted`. Raises TransactionError if it is not, or is no
+    longer stored."""
     if ended is None:
         raise TransactionError(
             f"transaction {transaction_id} ended so long ago that its outcome is not stored any more"
@@ -99,16 +104,17 @@ def check_repeat(transaction_id: str, wanted: Outcome, ended: EndedTransaction |
 
 
 def immunity_ms(immunity: str | None, rules: TransactionRules) -> int:
-    """Return the age up to which no check asks about a half message, from its immunity time in seconds (a text)."""
+    """Return the age in ms up to which a half message is not checked. `immunity`: its immunity time in seconds, as
+    text."""
     seconds = None if immunity is None else parse_number(immunity)
     return rules.time_out_ms if seconds is None or seconds == -1 else seconds * 1000
 
 
 def decide_check(half: HalfMessage, now_ms: int, rules: TransactionRules) -> CheckDecision:
-    """Decide what a round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
+    """Decide what a check round at `now_ms` does with a half message, in RocketMQ's order (spec §1.5).
 
-    A message with an age below 0 (the clock went back) is checked at once. Unlike in RocketMQ, a message that waits for
-    its immunity time is not appended again, so that waiting does not use up its checks.
+    A message with an age below 0 (the clock was set back) is checked at once. Unlike in RocketMQ, a message that waits
+    for its immunity time is not appended again, so that waiting does not use up its checks.
     """
     age_ms = now_ms - half.born_ms
     if half.check_times >= rules.check_max or age_ms > rules.reserved_ms:

@@ -1,10 +1,10 @@
-"""The transactions of one store: ends them, and finds the half messages whose producers should be asked.
+"""The transactions of one store: ends them, and finds the half messages whose producers must be asked for the outcome.
 
-Each change is one append under the append lock, under which the table of half messages (storage.dispatch.half_messages)
-shows whether the transaction is still open. So a transaction ends once, however often and by whomever its end is
-requested.
+Each change is one append under the append lock. Under this lock the table of half messages
+(storage.dispatch.half_messages) shows whether the transaction is still open. So a transaction ends only once, even if
+its end is requested several times or by several clients.
 
-Only a master may do this; on other replicas the write gate refuses it.
+Only a master may end or check transactions; on other replicas the write gate refuses these appends.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ from storage.transactions.rules import (
 )
 
 CHECKS_AT_ONCE_MAX: Final = 256
-"""The most half messages that one call of `check` appends again, or gives up: it holds the append lock."""
+"""Maximum number of half messages that one call of `check` appends again or gives up, because the call holds the append
+lock."""
 LATENCY_TOPICS_MAX: Final = 1000
-"""The most topics whose transactions are timed separately, for metrics; all further topics are timed together."""
+"""Maximum number of topics whose transactions are timed separately, for metrics. Transactions of all further topics are
+timed together."""
 _HOUR_MS: Final = 3_600_000
 _HALF_QUEUE: Final = f"queue {HALF_QUEUE_ID} of {HALF_TOPIC}"
 
@@ -69,13 +71,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Durable(Struct, frozen=True):
-    """The end of a transaction, which always waits for the disk and the copies."""
+    """Options of the append that ends a transaction: it always waits for the disk and the replicas."""
 
     wait_store_msg_ok: bool = True
 
 
 class _Actions(NamedTuple):
-    """The half messages that one call of `check` asks about, each with its copy, and those that it gives up."""
+    """The half messages that one call of `check` asks producers about, each with its copy, and the records for those it
+    gives up."""
 
     asked: list[tuple[HalfMessage, Delivery]]
     given_up: list[Delivery]
@@ -83,7 +86,7 @@ class _Actions(NamedTuple):
 
 
 class TransactionService:
-    """The transactions of one store. Thread-safe."""
+    """Ends and checks the transactions of one store. Thread-safe."""
 
     def __init__(self, parts: StoreParts, gate: WriteGate, appender: Appender, stats: StoreStats) -> None:
         settings = parts.settings
@@ -96,14 +99,15 @@ class TransactionService:
         self._store_host = ip.strip("[]"), int(port)
         self._ipv6 = len(appender.store_host) == IPV6_HOST_BYTES
         self._property_crc = settings.enabled_append_prop_crc
-        # The number of checks since the store was opened.
+        # Number of checks of half messages since the store was opened.
         self._checked = 0
         self._finish_latencies: dict[str, Histogram] = {}
-        """The times from half messages to their ends, by topic. Changed under the append lock."""
+        """Times from the birth of half messages to the end of their transactions, by topic. Changed under the append
+        lock."""
 
     @property
     def _rules(self) -> TransactionRules:
-        """Return the rules according to the current settings."""
+        """The transaction rules of the current settings."""
         settings = self._settings
         return TransactionRules(
             settings.transaction_time_out_ms,
@@ -113,21 +117,22 @@ class TransactionService:
 
     @property
     def _op_size(self) -> int:
-        """Return the number of characters that fit in an op record."""
+        """Number of characters that fit into the body of an op record."""
         return self._settings.transaction_op_msg_max_size
 
     def start_end(
         self, end: EndTransactionRequest, *, require_topic: Callable[[str], None], acks: ReplicaAcks | None = None
     ) -> StartedAppend:
-        """Commit or roll back a transaction.
+        """Start to commit or roll back a transaction.
 
-        The one result is an EndResult, as durable as the settings promise when it is settled. `require_topic` raises
-        for a topic that messages must not be stored in.
+        The append has one result, an EndResult. Once the append is settled, the result is as durable as the settings
+        promise. `require_topic` raises if messages must not be stored in a topic.
 
-        Ending a transaction again in the same way changes nothing, and succeeds. InvalidArgumentError: neither commit
-        nor rollback. TransactionTooLateError, TransactionError: the transaction is not this group's, or has another
-        outcome. MessageIllegalError: its message cannot be stored; the transaction stays open. Also the errors of
-        AppendService.append.
+        Ending a transaction again in the same way changes nothing, and succeeds. Raises InvalidArgumentError if the
+        request is neither commit nor rollback, and TransactionTooLateError if only a check may still end the
+        transaction. Raises TransactionError if the transaction is not this group's, or has another outcome. Raises
+        MessageIllegalError if the message cannot be stored; the transaction stays open. Raises the errors of
+        AppendService.append, too.
         """
         wanted = wanted_outcome(end.commit_or_rollback)
         start_s, gate = time.monotonic(), self._gate
@@ -156,25 +161,25 @@ class TransactionService:
         return result
 
     def check(self, groups: Sequence[str], start_ms: int = 0) -> CheckRound:
-        """Run a part of a round of checks, which began at `start_ms` (0: now, by the store's clock).
+        """Run a part of a round of checks. The round began at `start_ms` (0: now, by the store's clock).
 
-        Half messages that are old enough are appended again with a higher count, and returned so that their producers
-        can be asked. That needs a producer group among `groups`, which have live producers; other half messages wait,
-        and are not counted. A half message is given up if it was checked often enough, or is as old as files are kept.
-        A damaged half message is logged, and waits until it is mended or given up.
+        Half messages that are old enough are appended again with a higher check count, and returned so that their
+        producers can be asked for the outcome. This requires that their producer group is among `groups`, the groups
+        with live producers. Other half messages wait, and their check count does not change. A half message is given up
+        if it was checked often enough, or is as old as log files are kept. A damaged half message is logged, and waits
+        until it is repaired or given up.
         """
         checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
         return checks
 
     def write_ops(self) -> None:
-        """Write the missing op records of half messages that have ended. RocketMQ needs them."""
+        """Write the missing op records of finished half messages. RocketMQ needs these records."""
         if self._halves.unwritten_ops:
             self._gate.write(lambda: self._deliver([self._op([])]))
 
     def figures(self) -> TransactionFigures:
-        """Return the waiting transactions, the group with the oldest one first, and counters since the store was
-        opened.
-        """
+        """Return the waiting transactions, the group with the oldest transaction first, and counters since the store
+        was opened."""
         waiting: dict[tuple[str, str], tuple[int, int]] = {}
         with self._append_lock:
             for half in self._halves.open.values():
@@ -193,14 +198,14 @@ class TransactionService:
         )
 
     def finish_latencies(self) -> dict[str, HistogramFigures]:
-        """Return the times from half messages' birth to their commit or rollback, by topic, in ms.
+        """Return the times in ms from half messages' birth to their commit or rollback, by topic.
 
-        Counts from when the store was opened.
+        Counts transactions that ended since the store was opened.
         """
         with self._append_lock:
             return {topic: latencies.figures() for topic, latencies in self._finish_latencies.items()}
 
-    # Under the append lock
+    # The following methods are called under the append lock.
 
     def _count_finish(self, half: HalfMessage) -> None:
         latencies = self._finish_latencies
@@ -231,7 +236,8 @@ class TransactionService:
         return _end_result(ended, duplicate=False)
 
     def _named(self, end: EndTransactionRequest) -> tuple[str, NamedHalf | None]:
-        """Return the id of the transaction that an END names, and the half message at the offset that it names."""
+        """Return the id of the transaction that an EndTransaction request names, and the half message at the requested
+        offset."""
         half = self._halves.open.get(end.transaction_id)
         if half is not None and half.physical_offset == end.physical_offset:
             place = half.queue_offset, half.physical_offset
@@ -278,7 +284,7 @@ class TransactionService:
         given_up: list[Delivery] = []
         for half in list(self._halves.open.values()):
             if half.stored_ms >= start_ms:
-                break  # stored in this round, like all that follow
+                break  # this half message was stored in the current round, and so were all following ones
             if len(asked) + len(given_up) == CHECKS_AT_ONCE_MAX:
                 return _Actions(asked, given_up, more=True)
             decision = decide_check(half, now_ms, self._rules)
@@ -289,10 +295,11 @@ class TransactionService:
             except DataLossError:
                 self._halves.drop(half.transaction_id)
                 continue
-            except BodyUnreadableError as error:  # others are still checked; the damaged bytes stay
+            except BodyUnreadableError as error:  # the other half messages are still checked; the damaged bytes stay
                 logger.error("transaction %s cannot be checked: %s", half.transaction_id, error)
                 if decision is CheckDecision.GIVE_UP:
-                    # The half message would keep the log's files forever, and nothing of it can be inspected.
+                    # A half message that stays open would keep the log's files forever, and the content of this one
+                    # cannot be read anyway.
                     logger.error("transaction %s counts as rolled back from now on", half.transaction_id)
                     given_up.append(self._op(list(half.queue_offsets)))
                 continue
@@ -313,9 +320,8 @@ class TransactionService:
         return TransactionCheck(half.producer_group, half.transaction_id, *offsets, half.check_times, record)
 
     def _read(self, half: HalfMessage) -> HalfRecord:
-        """Return the newest record of a half message. DataLossError if it was deleted, BodyUnreadableError if it is
-        damaged.
-        """
+        """Return the newest record of a half message. Raises DataLossError if the record was deleted,
+        BodyUnreadableError if it is damaged."""
         self._appender.commit()
         record = self._reader.log_bytes(half.physical_offset, half.physical_offset + half.size)
         try:
@@ -324,7 +330,8 @@ class TransactionService:
             raise _unreadable(half, error.reason) from None
 
     def _op(self, first: list[int]) -> Delivery:
-        """Build an op record for these offsets, and for as many other finished half messages as fit."""
+        """Build an op record for the queue offsets `first`, and for as many other finished half messages as
+        fit."""
         offsets, size = list(first), 0
         for offset in self._halves.unwritten_ops:
             size += len(str(offset)) + 1
@@ -335,7 +342,8 @@ class TransactionService:
         return op_record(offsets, now_ms, self._store_host, ipv6=self._ipv6, property_crc=self._property_crc)
 
     def _fitting(self, delivery: Delivery) -> Delivery:
-        """Return the delivery. MessageIllegalError: its record is longer than this store allows."""
+        """Return the delivery unchanged. Raises MessageIllegalError if its record is longer than this store
+        allows."""
         size = len(delivery.record)
         if size > self._appender.record_max_bytes:
             raise MessageIllegalError(

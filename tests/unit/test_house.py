@@ -269,12 +269,8 @@ HARD_PHRASE = re.compile(
     r"|\b[Tt]hat one(?=[.,;:)])"
 )
 HARD_PHRASES_LEFT = {
-    "raymq/client": 16,
-    "raymq/remoting": 26,
-    "raymq/tools": 11,
-    "storage": 55,
-    "actors": 22,
-    "placement/console": 1,
+    "raymq/remoting": 2,
+    "raymq/tools": 2,
 }
 """The folders whose texts are not all rewritten, and the number of hard phrases in each. A number may only fall, and a
 folder without a number has none. Adapters of raymq count as `raymq`."""

@@ -1,9 +1,10 @@
-"""The methods of the Broker actor for live settings: changing and distributing them, and putting them into effect.
+"""The methods of the Broker actor for live settings: they change, distribute and apply the settings.
 
-Remote methods about settings belong here; raymq.common.config.live defines what may be set. The changes are a part of
-the broker's state, each a record in the state log, so they survive restarts and failovers. The storage actors of the
-group get changes at once, and again until each of them has answered; each keeps them in a file
-(actors.replica.live_settings). The broker does not store which actors have answered: a new broker sends to all of them.
+raymq.common.config.live defines which settings can be changed. The changes are part of the broker's state. Each change
+is a record in the state log, and so survives restarts and failovers. The broker sends changes to the storage actors of
+the group at once, and repeats this until each of them has answered. Each storage actor stores the changes in a file
+(actors.replica.live_settings). The broker does not store which actors have answered: a new broker sends the changes to
+all of them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from raymq.common.protocol.settings import BrokerConfig
 from raymq.remoting.storage_clients import StorageClients
 
 TELL_TIMEOUT_S: Final = 3.0
-"""The timeout of a call that sends changes to a storage actor; an absent actor gets them later."""
+"""Timeout, in seconds, of a call that sends changes to a storage actor. An unreachable actor gets the changes
+later."""
 TELL_AGAIN_ROUNDS: Final = 6
-"""Every this many rounds of the housekeeping all storage actors get the changes, whatever they got before."""
+"""Number of housekeeping rounds after which all storage actors get the changes again, even if they have received them
+before."""
 
 logger = logging.getLogger(__name__)
 
 
 class SettingsMethods(ABC):
-    """The part of the Broker for live settings; the actor inherits its methods. Thread-safe."""
+    """The Broker's methods for live settings; the Broker actor inherits from this class. Thread-safe."""
 
     _log: StateLog
 
@@ -43,24 +46,25 @@ class SettingsMethods(ABC):
         self._start = LiveOptions(settings.options, settings.store, settings.replication, settings.metrics.options)
         self._replica_names, self._storage_of = store.replicas, storages.get
         self._followed: dict[str, SettingValue] = {}
-        """The changes that the broker itself has applied."""
+        """The changes of live settings that the broker itself has applied."""
         self._refused: dict[str, str] = {}
         self._told: dict[str, dict[str, SettingValue]] = {}
-        """The changes that each storage actor has received."""
+        """The changes that each storage actor has received, by the actor's name."""
         self._rounds = 0
         self._settings_lock = threading.Lock()
         self._tell_lock = threading.Lock()
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry out a change of the state; durable on return."""
+        """Apply a change to the broker's state; durable on return."""
 
     @abstractmethod
     def _take_settings(self, settings: BrokerSettings) -> None:
-        """Let the broker itself use other settings."""
+        """Replace the settings that the broker itself uses."""
 
     def config(self) -> BrokerConfig:
-        """Return the settings of this broker group: as started, as changed, and as in effect."""
+        """Return the settings of this broker group: the values at the start, the changes, and the values in
+        effect."""
         changed = self._log.ready().settings
         now, refused = apply_changes(self._start, changed)
         started = self._start.plain()
@@ -68,21 +72,24 @@ class SettingsMethods(ABC):
         return BrokerConfig(started, dict(changed), now.plain(), refused, live, self._behind())
 
     def set_config(self, name: str, value: SettingValue) -> BrokerConfig:
-        """Change a live setting of this broker group. On return it is durable, and in effect on servers that answer.
+        """Change a live setting of this broker group. On return the change is durable, and in effect on all reachable
+        servers.
 
-        `name` in any spelling. Returns the resulting settings. InvalidArgumentError: the name is unknown, or the
-        setting is read only at a start. ConfigError: raymq.yaml could not have this value either. Safe to repeat.
+        `name` may use any spelling of the setting. Returns the resulting settings. Raises InvalidArgumentError if the
+        name is unknown, or if the setting is read only at a start. Raises ConfigError if the value would be invalid in
+        raymq.yaml, too. Safe to repeat.
         """
         self._change(lambda state: state.decide_setting(self._start, name, value))
         return self._changed_config()
 
     def unset_config(self, name: str) -> BrokerConfig:
-        """Reset a live setting to its value in raymq.yaml when this broker was started. Behaves as `set_config`."""
+        """Reset a live setting to the value that raymq.yaml had when this broker was started. Behaves as
+        `set_config`."""
         self._change(lambda state: state.decide_setting_unset(name))
         return self._changed_config()
 
     def _differing(self, changed: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
-        """Return the changes whose values differ from this broker's values at its start."""
+        """Return the entries of `changed` whose values differ from the values at this broker's start."""
         return {name: value for name, value in changed.items() if self._start.plain().get(name) != value}
 
     def _changed_config(self) -> BrokerConfig:
@@ -91,7 +98,7 @@ class SettingsMethods(ABC):
         return self.config()
 
     def _follow_settings(self) -> None:
-        """Apply the changes that are in force. Cheap while nothing has changed."""
+        """Apply the stored changes of settings to this broker. Cheap if nothing has changed."""
         changed = self._log.read(lambda state: state.settings)
         if changed is self._followed:
             return
@@ -107,9 +114,10 @@ class SettingsMethods(ABC):
             self._followed = changed
 
     def _tell_stores(self, *, again: bool = False) -> None:
-        """Send the newest changes to the storage actors that lack them, or with `again` to all storage actors.
+        """Send the newest changes to the storage actors that have not received them, or with `again` to all storage
+        actors.
 
-        An absent actor gets the changes by a later call: this call does not fail for it.
+        This call does not fail if an actor is unreachable; a later call sends the changes to that actor.
         """
         with self._tell_lock:
             wanted = changes_for_stores(self._log.ready().settings)
@@ -124,10 +132,10 @@ class SettingsMethods(ABC):
                     self._told[name] = wanted
 
     def _keep_settings(self) -> None:
-        """Apply and distribute changes; called at intervals, and first when the state is loaded.
+        """Apply and distribute changes. Called at intervals, and first when the state is loaded.
 
-        A replica that was made again on another node has no file of changes, so all actors get the changes from time to
-        time.
+        A replica that was recreated on another node has no file of changes. So all storage actors get the changes from
+        time to time.
         """
         self._follow_settings()
         self._rounds += 1

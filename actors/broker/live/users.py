@@ -1,9 +1,9 @@
-"""The methods of the Broker actor for users and policies: changing and reading them while raymq runs.
+"""The methods of the Broker actor for users and policies, which change and read them while raymq runs.
 
-The first broker group keeps them, as one record in its state log, so they survive restarts and failovers. Before the
-first change they are the initial ones (the settings' super user and access.users_file). All authenticated servers
-(actors.access.authenticated_server) ask for them. Every broker has these methods, but only the first group's broker
-accepts calls.
+The first broker group stores users and policies as one record in its state log, so they survive restarts and failovers.
+Before the first change the initial users and policies apply (the settings' super user and access.users_file). All
+authenticated servers (actors.access.authenticated_server) poll for changes. Every broker has these methods, but only
+the broker of the first group accepts calls.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from raymq.remoting.access.state import AuthState
 
 
 class UserMethods(ABC):
-    """The part of the Broker for users and policies; the actor inherits its methods. Thread-safe."""
+    """The Broker's methods for users and policies; the Broker actor inherits from this class. Thread-safe."""
 
     _log: StateLog
 
     @abstractmethod
     def _change(self, decide: Callable[[BrokerState], DecidedChanges]) -> bool:
-        """Carry out a change of the state; durable on return."""
+        """Apply a change to the broker's state; durable on return."""
 
     def auth_state(self, version: int) -> AuthState | None:
-        """Return the users and policies if they are newer than `version`, with keys, for raymq's own servers; else
-        None.
+        """Return the users and policies, including keys, if they are newer than `version`; else None. For raymq's own
+        servers.
 
-        Also returns None if nothing was changed since raymq was started.
+        Also returns None if nothing has changed since raymq was started.
         """
         state = self._log.ready().access
         return state if state is not None and state.version > version else None
 
     def users(self) -> list[UserDescription]:
-        """Return all users with their policies, sorted by name, without keys. InvalidArgumentError: access is off."""
+        """Return all users with their policies, sorted by name, without keys. Raises InvalidArgumentError if access is
+        off."""
         return describe_users(self._present(_server()))
 
     def change_access(self, change: AccessChange) -> None:
-        """Change a user or its policies. Durable on return, in force here, and in force on all servers within seconds.
+        """Change a user or a user's policies. On return the change is durable and in force on this broker; all servers
+        apply it within seconds.
 
-        InvalidArgumentError: access is off, the user is the settings' own, or the change is not possible.
-        UserNotExistError, PolicyNotExistError.
+        Raises InvalidArgumentError if access is off, if the user is the settings' super user, or if the change is
+        invalid. Raises UserNotExistError or PolicyNotExistError if the user or the policy does not exist.
         """
         server = _server()
         if changed_user(change) == server.access.owner:

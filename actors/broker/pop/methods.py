@@ -1,9 +1,9 @@
-"""The methods of the Broker actor for simple consumers: messages are leased for a time, and settled one by one.
+"""The methods of the Broker actor for simple consumers: they lease messages for a time, and acknowledge them one by
+one.
 
-Remote methods about simple consumers belong here; the decisions themselves are in actors.core.pop. RocketMQ keeps this
-state in check points and acknowledgements of its revive topics, and copies redelivered messages to a retry topic. Here
-it is a part of the broker's state, each change a record in the state log; redelivered messages are read in their own
-queue.
+The decisions themselves are in actors.core.pop. RocketMQ stores this state as check points and acknowledgements in its
+revive topics, and copies redelivered messages to a retry topic. In raymq this state is part of the broker's state, and
+each change is a record in the state log. Redelivered messages are read from their own queue.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ Settle = Callable[[BrokerState, Committed], SettleDecision]
 
 
 class PopMethods(GroupMethods):
-    """The part of the Broker for simple consumers; the actor inherits its methods. Thread-safe.
+    """The Broker's methods for simple consumers; the Broker actor inherits from this class. Thread-safe.
 
-    The methods whose names end in `_soon` are for the broker's lane: they do not block, and answer later.
+    Methods whose names end in `_soon` serve the broker's lane (direct socket connection): they do not block, and answer
+    later.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class PopMethods(GroupMethods):
 
     @property
     def _answered_later(self) -> dict[str, Callable[..., None]]:
-        """Return the methods for the broker's lane that do not block and answer by themselves, by their lane names."""
+        """Return the non-blocking methods of the broker's lane (direct socket connection) that send their answers
+        themselves, by lane method name."""
         return {
             "receive_messages": self._receive_soon,
             "ack_messages": self._ack_soon,
@@ -61,9 +63,9 @@ class PopMethods(GroupMethods):
         }
 
     def start_receiving(self, group: str, topics: Sequence[str], query: StartOffsetQuery) -> None:
-        """Create the group if it is new, and commit its start in queues in which it has committed nothing.
+        """Create the group if it is new, and commit its start offset in queues in which it has committed no offset.
 
-        Safe to repeat. TopicNotExistError, GroupNotExistError, NoPermissionError.
+        Safe to repeat. Raises TopicNotExistError, GroupNotExistError or NoPermissionError as `start_offset` does.
         """
         self.ensure_group(group)
         state = self._log.ready()
@@ -77,21 +79,22 @@ class PopMethods(GroupMethods):
         self._change(decide)
 
     def _receive_soon(self, lane: LaneRequest, request: ReceiveRequest) -> None:
-        """Lease up to `request.max_messages` messages, after waiting up to `request.wait_s` for the first.
+        """Lease up to `request.max_messages` messages, after waiting up to `request.wait_s` for the first message.
 
-        Answers with the messages' offsets; the consumer reads the messages itself. The leases are durable then.
-        Repeating is safe under the same attempt id.
+        Answers with the messages' offsets after the leases are durable; the consumer reads the messages itself.
+        Repeating the call is safe with the same attempt id.
 
-        InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError. SystemBusyError: too many
-        receives wait.
+        The answer can be InvalidArgumentError, GroupNotExistError, TopicNotExistError, NoPermissionError, or
+        SystemBusyError if too many receives wait.
         """
         self._receives.submit(request, lambda answer: lane.answer(encode_result(answer)), _failing(lane, "a receive"))
 
     def _ack_soon(self, lane: LaneRequest, group: str, parts: list[LeasePart]) -> None:
-        """Acknowledge received messages. Answers with the number of acknowledged messages, once that is durable.
+        """Acknowledge received messages. Answers with the number of acknowledged messages, after the acknowledgement is
+        durable.
 
-        Messages whose lease has ended, because they were settled or leased again, do not count. Repeating is safe.
-        GroupNotExistError, InvalidArgumentError.
+        Messages whose lease has ended (they were acknowledged or leased again) are not counted. Repeating the call is
+        safe. The answer can be GroupNotExistError or InvalidArgumentError.
         """
         self._settle_soon(
             group,
@@ -108,12 +111,12 @@ class PopMethods(GroupMethods):
     def _change_invisible_soon(
         self, lane: LaneRequest, group: str, parts: list[LeasePart], invisible_ms: int, counted: bool = True
     ) -> None:
-        """Make received messages visible again `invisible_ms` from now. Answers once that is durable.
+        """Make received messages visible again `invisible_ms` from now. Answers after the change is durable.
 
-        The answer has the new lease of each part; None if the old lease has ended. Without `counted` the attempt is not
-        counted, because nobody has seen the messages.
+        The answer has the new lease of each part, or None if the old lease has ended. With `counted` False the delivery
+        attempt is not counted, because no consumer has processed the messages.
 
-        GroupNotExistError, InvalidArgumentError, SystemBusyError.
+        The answer can be GroupNotExistError, InvalidArgumentError or SystemBusyError.
         """
         self._settle_soon(
             group,

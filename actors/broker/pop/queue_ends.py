@@ -1,8 +1,8 @@
-"""The visible ends of queues, as reported by the broker group's own store: what receives may lease.
+"""Watches the visible end offsets of queues, as the broker group's own store reports them. Receives may lease up to
+them.
 
-How a broker learns that a message has arrived belongs here. One long poll is open at a time, over a lane of its own:
-the store answers as soon as one of the queues has messages after the known end. If no such lane can be opened, the ends
-are fetched every FETCH_PAUSE_S.
+One long poll is open at a time, over its own lane (direct socket connection). The store answers as soon as a queue has
+messages after the end that it last reported. If no such lane can be opened, the ends are fetched every FETCH_PAUSE_S.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from raymq.remoting.storage_lane import EndsWatch
 
 FETCH_PAUSE_S: Final = 0.2
 ASK_TIMEOUT_S: Final = 5.0
-"""The time, after a long poll's wait, in which the answer must arrive."""
+"""Time limit, in seconds, for the answer of a long poll, counted from the end of its wait."""
 AGAIN_AFTER_S: Final = 0.3
-"""The pause after a failed long poll."""
+"""Pause, in seconds, after a failed long poll."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,15 @@ TopicQueue = tuple[str, int]
 
 
 class QueueEndsWatch:
-    """The ends of queues of the master's store, which `storage` returns. One thread uses it; any thread may read
-    `known`.
+    """Watches the end offsets of queues in the master's store. `storage` returns that store.
+
+    Only one thread may use a watch, but any thread may read `known`.
     """
 
     def __init__(self, storage: Callable[[], StorageClient]) -> None:
         self._storage_now = storage
         self.known: dict[TopicQueue, QueueEnds] = {}
-        """The ends that the store has reported."""
+        """The end offsets that the store has reported, by topic and queue."""
         self._storage: StorageClient | None = None
         self._watch: EndsWatch | None = None
         self._asked: list[TopicQueue] = []
@@ -45,23 +46,23 @@ class QueueEndsWatch:
 
     @property
     def is_asking(self) -> bool:
-        """True while a long poll waits for its answer."""
+        """Return True if a long poll waits for its answer."""
         return bool(self._asked)
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that becomes readable when the answer arrives; -1 if there is none."""
+        """The file descriptor that becomes readable when the answer arrives; -1 if no long poll uses a socket."""
         return self._watch.fileno() if self._watch is not None and self._asked else -1
 
     def next_look_s(self) -> float:
-        """The time at which to continue without an answer."""
+        """The time at which the caller must continue even if no answer has arrived."""
         return self._deadline_s if self._asked and self._watch is not None else self._not_before_s
 
     def ask(self, queues: Sequence[TopicQueue], wait_s: float) -> bool:
-        """Start a long poll for the ends of some queues, in place of the previous one.
+        """Start a long poll for the end offsets of `queues`. It replaces the previous long poll.
 
-        The store answers at once with `wait_s` 0; otherwise when an end differs from the known one, or after `wait_s`.
-        Returns False if the poll cannot start now.
+        With `wait_s` 0 the store answers at once. Otherwise it answers when an end differs from the known end, or after
+        `wait_s`. Returns False if the long poll cannot start now.
         """
         storage = self._storage_now()
         if storage is not self._storage:
@@ -87,7 +88,8 @@ class QueueEndsWatch:
         return True
 
     def take_answer(self, *, readable: bool) -> bool:
-        """Read the answer if the descriptor is readable. Returns True if it arrived, or will not arrive any more."""
+        """Read the long poll's answer if the descriptor is readable. Returns True if the answer has arrived, or can no
+        longer arrive."""
         if not self._asked or self._watch is None:
             return bool(self._asked)
         if not readable:
@@ -101,13 +103,13 @@ class QueueEndsWatch:
             self._fail(error)
             return False
         if len(ends) != len(self._asked):
-            return False  # the answer to an earlier long poll
+            return False  # this is a late answer to an earlier long poll
         self.known.update(zip(self._asked, ends, strict=True))
         self._asked = []
         return True
 
     def close(self) -> None:
-        """Close the lane. Idempotent."""
+        """Close the lane (direct socket connection) of the long polls. Idempotent."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -125,7 +127,7 @@ class QueueEndsWatch:
         self._not_before_s = time.monotonic() + AGAIN_AFTER_S
 
     def _drop(self, storage: StorageClient) -> None:
-        """Forget the ends that another store reported."""
+        """Forget the end offsets that the previous store reported, and watch `storage` from now on."""
         self.close()
         self.known = {}
         self._storage, self._not_before_s = storage, 0.0

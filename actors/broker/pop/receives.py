@@ -1,6 +1,7 @@
-"""Receives of simple consumers at one broker: decided at once if enough messages are known, otherwise long polls.
+"""Receives of simple consumers at one broker: decided at once if enough messages are available, otherwise by a long
+poll.
 
-How a receive waits belongs here; which messages it leases is decided in actors.core.pop.
+This module implements the waiting; actors.core.pop decides which messages a receive leases.
 
     receive ── enough messages are known ────────────────────→ decide ─→ state log ─→ answer
        └── else: ask the store for the queues' ends, wait ──────↑   (this module's one thread)
@@ -43,24 +44,26 @@ from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 ASK_WAIT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 5.0
-"""The time, after its own wait, in which a receive fails if the store or the state log does not answer."""
+"""Time limit, in seconds, after a receive's own wait. The receive fails if the store or the state log does not answer
+within this time."""
 NOT_READY_PAUSE_S: Final = 0.3
 RETRIES_FIRST: Final = 0.2
-"""The share of receives that read the retry topic first (popFromRetryProbability); all others read it last."""
+"""Fraction of receives that read the retry topic first (popFromRetryProbability); all other receives read the retry
+topic last."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Decision:
-    """The decision about a receive, after `decide` has run."""
+    """The result of deciding a receive. Filled in by `decide`."""
 
     handout: LeaseGrant | None = None
     retry_max_times: int = 0
 
 
 class Receives:
-    """The waiting and running receives at one broker. Thread-safe."""
+    """Manages the waiting and the running receives of one broker. Thread-safe."""
 
     def __init__(self, log: StateLog, ends: QueueEndsWatch) -> None:
         self._log, self._ends = log, ends
@@ -69,12 +72,12 @@ class Receives:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # Used only by the thread:
+        # Only the receive thread uses the following attributes:
         self._waiting = WaitingReceives()
         self._busy: set[WaitKey] = set()
-        """The keys of receives that are being decided."""
+        """The keys of the receives that are being decided now."""
         self._covered: list[WaitingReceive] = []
-        """The receives that arrived before the current question to the store."""
+        """The receives that had arrived before the current long poll to the store began."""
 
     def submit(
         self,
@@ -82,10 +85,11 @@ class Receives:
         answer: Callable[[ReceiveAnswer], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Lease messages, now or when they arrive. Any thread may call `answer` or `fail`.
+        """Lease messages for a receive, now or when messages arrive. `answer` or `fail` may be called from any thread.
 
-        InvalidArgumentError. NoPermissionError: the group may not consume, the topic may not be read, or not by this
-        group. GroupNotExistError, TopicNotExistError. ServiceNotAvailableError: the broker's state is not loaded.
+        Raises InvalidArgumentError if the request is invalid, and GroupNotExistError or TopicNotExistError if the group
+        or a topic does not exist. Raises NoPermissionError if the group may not consume, or if a topic may not be read
+        at all or not by this group. Raises ServiceNotAvailableError if the broker's state is not loaded.
         """
         check_receive(request)
         receive = WaitingReceive(request, time.monotonic() + request.wait_s, answer, fail)
@@ -98,22 +102,23 @@ class Receives:
             self._post(lambda: self._add(receive))
 
     def look_again(self) -> None:
-        """Wake the thread because messages were settled, so that others may have become available."""
+        """Wake the receive thread after messages were acknowledged or made visible, because other messages may now be
+        available."""
         if len(self._waiting):
             self._post(lambda: None)
 
     def close(self) -> None:
-        """End the thread, and answer the waiting receives without messages. Idempotent."""
+        """Stop the receive thread, and answer the waiting receives without messages. Idempotent."""
         self._closed = True
         thread = self._thread
         if thread is not None:
             os.eventfd_write(self._wake, 1)
             thread.join(LOOK_TIMEOUT_S)
 
-    # Deciding, by any thread
+    # Methods that decide receives; any thread may call them
 
     def _available(self, request: ReceiveRequest, check: Callable[[BrokerState, ReceiveRequest], None]) -> int | None:
-        """Return about how many messages are available for a receive; None while the state is not loaded."""
+        """Estimate how many messages are available for a receive; None if the state is not loaded."""
 
         def read(state: BrokerState) -> int:
             check(state, request)
@@ -150,7 +155,7 @@ class Receives:
 
     def _decided_at_once(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         if not _answer(receive, decision, error):
-            self._post(lambda: self._add(receive))  # other receives took the messages
+            self._post(lambda: self._add(receive))  # other receives took the messages, so this receive waits
 
     def _decided(self, receive: WaitingReceive, decision: _Decision, error: Exception | None) -> None:
         answered = _answer(receive, decision, error)
@@ -162,10 +167,10 @@ class Receives:
 
         self._post(go_on)
 
-    # Run by the thread
+    # Methods that only the receive thread runs, except for `_post`
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Queue a call for the thread."""
+        """Queue a call for the receive thread."""
         self._inbox.append(call)
         if self._thread is None:
             with self._start_lock:
@@ -178,7 +183,7 @@ class Receives:
         while not self._closed:
             try:
                 self._turn()
-            except Exception:  # a bug; without this thread no receive would be answered any more
+            except Exception:  # a programming error must not end this thread: no receive would be answered any more
                 logger.exception("serving the waiting receives failed, and is retried")
                 time.sleep(NOT_READY_PAUSE_S)
         for receive in self._waiting.all():
@@ -186,7 +191,7 @@ class Receives:
         self._ends.close()
 
     def _turn(self) -> None:
-        """Run queued calls, serve ready receives, end overdue ones, then wait for the next event."""
+        """Run queued calls, serve ready receives, answer overdue receives, then wait for the next event."""
         while self._inbox:
             self._inbox.popleft()()
         due_s = self._serve()
@@ -201,7 +206,8 @@ class Receives:
             receive.fail(error)
 
     def _serve(self) -> float:
-        """Decide about the first receive of each key that has messages. Returns when the next lease ends, in s."""
+        """Decide the first receive of each key for which messages are available. Returns the seconds until the next
+        lease ends."""
         wait_s = ASK_WAIT_S
         for receive in self._waiting.firsts():
             if receive.key in self._busy:
@@ -218,13 +224,13 @@ class Receives:
         return wait_s
 
     def _due_s(self, request: ReceiveRequest) -> float:
-        """Return the time in s at which messages of a receive's queues become visible again."""
+        """Return the seconds until messages in a receive's queues become visible again."""
         now_ms = LEASE_CLOCK.now_ms()
         due_ms = self._log.peek(lambda state: next_due_ms(state.pop, request.group, _queues(state, request), now_ms))
         return ASK_WAIT_S if due_ms is None else max(0, due_ms - now_ms) / 1000
 
     def _end_overdue(self) -> None:
-        """Answer the receives whose wait is over."""
+        """Answer the receives whose wait time has passed, and fail the receives that the store does not answer."""
         now_s = time.monotonic()
         for receive in self._waiting.all():
             if receive.looked and receive.deadline_s <= now_s and receive.key not in self._busy:
@@ -235,7 +241,8 @@ class Receives:
                 receive.fail(ServiceNotAvailableError("the broker's store does not answer; try again"))
 
     def _ask(self) -> None:
-        """Ask for the ends of all queues that receives wait for, unless the current question covers them."""
+        """Start a long poll for the end offsets of all queues that receives wait for, unless the current long poll
+        covers them."""
         waiting = self._waiting.all()
         covered = {id(receive) for receive in self._covered}
         new = [receive for receive in waiting if not receive.looked and id(receive) not in covered]
@@ -248,7 +255,7 @@ class Receives:
         looks = any(not receive.looked for receive in waiting)
         if queues and self._ends.ask(queues, 0.0 if looks else ASK_WAIT_S):
             self._covered = waiting
-            if not self._ends.is_asking:  # the ends were fetched at once
+            if not self._ends.is_asking:  # the ends were fetched at once, without a long poll
                 self._looked()
                 self._post(lambda: None)
 
@@ -281,7 +288,7 @@ class Receives:
 
 
 def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | None) -> bool:
-    """Answer a receive that was decided. Returns False if it got nothing."""
+    """Answer a receive after its decision. Returns False, without an answer, if the receive got no messages."""
     handout = decision.handout
     if error is not None or handout is None:
         receive.fail(error or ServiceNotAvailableError("a receive was not decided"))
@@ -298,13 +305,15 @@ def _answer(receive: WaitingReceive, decision: _Decision, error: Exception | Non
 
 
 def _queues(state: BrokerState, request: ReceiveRequest) -> list[TopicQueue]:
-    """Return the queues of a receive: those of its topics and of its group's retry topic. Deleted topics have none."""
+    """Return the queues of a receive: the queues of its topics and of its group's retry topic. Deleted topics have no
+    queues."""
     topics = [state.topics.get(topic) for topic in (*request.topics, retry_topic(request.group))]
     return [(known.topic, queue_id) for known in topics if known for queue_id in range(known.read_queue_nums)]
 
 
 def _in_random_order(queues: list[TopicQueue], request: ReceiveRequest) -> list[TopicQueue]:
-    """Return the queues from a random one on. The retry topic's queues are first in one receive of five, else last."""
+    """Return the queues rotated to a random start. The retry topic's queues are first in one receive of five, else
+    last."""
     retries = [queue for queue in queues if queue[0] == retry_topic(request.group)]
     others = queues[: len(queues) - len(retries)]
     start = random.randrange(len(others)) if others else 0

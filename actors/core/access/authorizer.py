@@ -3,13 +3,13 @@
     a signed call       user_of: who signed it? ▶ admit: may that user call this? ▶ shown: the part it may see
     a frame of a lane   key_of, once: the handshake proves the lane's user ▶ admit, for each frame
 
-`admit` looks up what a call needs (raymq.remoting.access.requests), and checks the user's policies
-(raymq.remoting.access.decide). Then it charges what the call sends to the user's quotas. A call that reads is refused
-for a time if the user has read too much (actors.core.access.meter). Decisions are cached until users or policies
-change, so a frame costs one dict lookup. A method without an entry in the table is for super users, and for raymq's own
-actors, which act as the internal user.
+`admit` looks up the rights that a call needs (raymq.remoting.access.requests), and checks the user's policies
+(raymq.remoting.access.decide). Then it charges the call's sent messages to the user's quotas. A call that reads is
+rejected for a time if the user has read too much (actors.core.access.meter). Decisions are cached until users or
+policies change, so a frame of a lane (direct socket connection) costs one dict lookup. A method without an entry in the
+table is for super users, and for raymq's own actors, which act as the internal user.
 
-Nothing survives the process: users and policies come with the arguments of the server.
+No state survives the process: users and policies come with the arguments of the server.
 """
 
 from __future__ import annotations
@@ -31,30 +31,32 @@ from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import User
 
 DECISIONS_MAX: Final = 20_000
-"""The most decisions that are cached. If the cache is full, it is emptied."""
+"""Maximum number of decisions in the cache. A full cache is emptied."""
 
 _Decisions = dict[tuple[str, str, str, tuple[Need, ...]], None]
 
 
 class Authorizer:
-    """Decides which calls users of the actor `server` may make. Thread-safe. Times: ms by the monotonic clock."""
+    """Decides which calls users may make to the actor `server`. Thread-safe. All times are ms of the monotonic
+    clock."""
 
     def __init__(
         self, server: str, internal: Identity, rules: Mapping[str, Rule], state: AuthState, life: bytes | None = None
     ) -> None:
-        """`internal`: the user with which raymq's actors sign. `rules`: by method. `state`: the initial users and
-        policies.
+        """`internal`: the user with whose key raymq's actors sign. `rules`: the access rules by method. `state`: the
+        initial users and policies.
 
-        `life`: the id of the process for which calls are signed; None draws one.
+        `life`: the id of the process incarnation for which calls are signed; None generates an id.
         """
         self.server, self._internal, self._rules = server, internal, rules
         self._lock = threading.Lock()
-        """Guards the records of signed calls and of sent amounts."""
+        """Guards the records of executed signed calls and the amounts that users have sent."""
         self._authenticator = Authenticator(life, internal_key=internal.key)
         self._quotas = Quotas()
         self.meter = Meter(self._user_known)
         self._known: tuple[AuthState, _Decisions] = (state, {})
-        """Replaced as a whole: a thread that decides by the old state writes into the old decisions."""
+        """The users and policies, with their cached decisions. The tuple is replaced as a whole, so a thread that still
+        uses the old state writes into the old cache."""
 
     @property
     def state(self) -> AuthState:
@@ -62,34 +64,36 @@ class Authorizer:
         return self._known[0]
 
     def know(self, state: AuthState) -> None:
-        """Use these users and policies from now on, if they are newer than the current ones."""
+        """Replace the current users and policies with `state`, if `state` is newer."""
         with self._lock:
             if state.version > self.state.version:
                 self._known = (state, {})
 
     def key_of(self, user: str) -> bytes | None:
-        """Return the key that a user signs with; None for an unknown, disabled or empty user."""
+        """Return the key with which a user signs; None if the user is unknown, disabled or the empty string."""
         if user == self._internal.user:
             return self._internal.key
         known = self.state.users.get(user)
         return known.key if known is not None and known.is_enabled else None
 
     def user_of(self, signature: Signature, method: str, payload: bytes, now_ms: int) -> str:
-        """Return the user who signed a call of a method, and record the call as seen. AuthenticationError.
+        """Return the user who signed a call of `method`, and record the call as executed.
 
-        SignedTooEarlyError: the call was signed for an earlier process of this server, or too long ago.
+        Raises AuthenticationError if the signature is invalid or the call was executed before. Raises
+        SignedTooEarlyError if the call was signed for an earlier process of this server, or too long ago.
         """
         with self._lock:
             user = self._authenticator.user_of(self.state, signature, self.server, method, payload, now_ms=now_ms)
         return user.name
 
     def admit(self, user: str, address: str, method: str, arguments: Sequence[Any], monotonic_ms: float) -> None:
-        """Check that a user may call a method with these arguments, and charge what they send to the user's quotas.
+        """Check that a user may call a method with these arguments, and charge the sent messages to the user's quotas.
 
-        `address`: the user's address, "" if unknown. `arguments`: in the method's order.
+        `address`: the user's address, "" if unknown. `arguments`: in the order of the method's parameters.
 
-        AccessDeniedError names user, action and resource; QuotaExceededError says when to send again. After an error
-        the call must not be executed.
+        Raises AccessDeniedError, which names user, action and resource, if no policy grants the call. Raises
+        QuotaExceededError, which states when the user may send again, if a quota is used up. After an error the call
+        must not be executed.
         """
         if user == self._internal.user:
             return
@@ -113,7 +117,7 @@ class Authorizer:
                     self._quotas.take(sender, size, messages, monotonic_ms)
 
     def may(self, user: str, need: Need) -> bool:
-        """True if a user may do one thing, from an unknown address."""
+        """Return True if the user's policies grant `need` for an unknown client address."""
         if user == self._internal.user:
             return True
         state = self.state
@@ -125,12 +129,12 @@ class Authorizer:
 
     def _user(self, state: AuthState, name: str, method: str) -> User:
         user = state.users.get(name)
-        if user is None:  # deleted, while its lane is still open
+        if user is None:  # the user was deleted while its lane (direct socket connection) was still open
             raise AccessDeniedError(name, str(self._all_of(method)), "no such user is known any more")
         return user
 
     def _all_of(self, method: str) -> Need:
-        """Return the need of a method without a rule: no policy grants it."""
+        """Return the right that a method without an access rule requires. No policy can grant this right."""
         return Need((Action.ALL,), Resource(ResourceType.SERVER, f"{self.server}.{method}"))
 
 
@@ -151,4 +155,4 @@ WEIGHTS: Final[Mapping[str, Callable[[Sequence[Any]], tuple[int, int]]]] = {
     "append": _weigh_batches,
     "send": _weigh_send,
 }
-"""The bytes and messages that a call sends, by method."""
+"""Functions that return the bytes and the number of messages that a call sends, by method name."""

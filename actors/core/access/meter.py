@@ -2,9 +2,9 @@
 
     a fetch, a listener's question for tasks  ▶ require_left, before it ▶ at most `portion` ▶ consumed, with the answer
 
-A portion is one second's worth, so that a user is never far over its quota: the consumer then waits about a second.
-Reads of raymq's own actors are not counted. What a Pull actor passes to a listener counts for the listener's user.
-Nothing survives the process.
+A portion is the quota of one second. So a user exceeds its quota by little, and its consumer then waits about a second.
+Reads by raymq's own actors are not counted. Messages that a Pull actor passes to a listener count for the listener's
+user. No state survives the process.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from raymq.remoting.access.users import CONSUME_BOUNDS, User
 
 
 class ReadLimit(NamedTuple):
-    """The most that one request may read: bytes of records, and messages; 0 means no limit."""
+    """Maximum that one request may read: bytes of records, and messages; 0 means no limit."""
 
     size_bytes: int
     messages: int
 
     def bytes_of(self, wanted: int) -> int:
-        """Return `wanted`, limited to the bytes of the portion."""
+        """Return `wanted`, limited to this limit's number of bytes."""
         return min(wanted, self.size_bytes) if self.size_bytes else wanted
 
     def requests_of(self, wanted: list[FetchRequest]) -> list[FetchRequest]:
-        """Return the requests, each limited to the messages of the portion."""
+        """Return the fetch requests, each limited to this limit's number of messages."""
         if not self.messages:
             return wanted
         return [replace(one, max_messages=min(one.max_messages, self.messages)) for one in wanted]
 
 
 class Consumption(Protocol):
-    """The interface of a server's meter for the server's lanes."""
+    """The interface through which a server's lanes (direct socket connections) use the server's meter."""
 
     def portion(self, user: str) -> ReadLimit | None:
-        """Return the most that a request of a user may read; None for a user without a limit."""
+        """Return the limit of what one request of a user may read; None for a user without a limit."""
 
     def consumed(self, user: str, size_bytes: int, messages: int) -> None:
-        """Record that a user gets messages, with this many bytes of records."""
+        """Count messages, with this many bytes of records, that a user receives."""
 
 
 class Meter:
-    """The consumption of one server's users. Thread-safe.
+    """Counts what the users of one server read, and limits users who have a consumption quota. Thread-safe.
 
     `user` finds a user by name. Times are in ms, by a monotonic clock.
     """
@@ -58,19 +58,19 @@ class Meter:
         self._quotas = Quotas(CONSUME_BOUNDS, "consumed ")
 
     def portion(self, name: str) -> ReadLimit | None:
-        """Return the most that a request of a user may read; None for a user without a limit."""
+        """Return the limit of what one request of a user may read; None for a user without a limit."""
         user = self._bound(name)
         return None if user is None else ReadLimit(user.consume_bytes_per_second, user.consume_messages_per_second)
 
     def require_left(self, name: str, now_ms: float) -> None:
-        """Raise QuotaExceededError, with the time to wait, while a user has used up its quota."""
+        """Raise QuotaExceededError, with the time to wait, if a user has used up its quota."""
         user = self._bound(name)
         if user is not None:
             with self._lock:
                 self._quotas.require_left(user, now_ms)
 
     def consumed(self, name: str, size_bytes: int, messages: int, now_ms: float) -> None:
-        """Record that a user gets messages, with this many bytes of records."""
+        """Count messages, with this many bytes of records, that a user receives."""
         user = self._bound(name) if messages else None
         if user is not None:
             with self._lock:
@@ -82,13 +82,15 @@ class Meter:
 
 
 def weigh_results(results: Sequence[FetchResult]) -> tuple[int, int]:
-    """Return the bytes of records and the number of messages in the answer to a fetch; zeros for offsets only."""
+    """Return the bytes of records and the number of messages in the answer to a fetch; (0, 0) if the fetch reads only
+    offsets."""
     read = [one for one in results if one.records]
     return sum(len(one.records) for one in read), sum(one.count for one in read)
 
 
 HANDED_OUT: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {"fetch": weigh_results}
-"""The bytes and messages in the answer of an actor method that hands out messages to consume, by method."""
+"""Functions that return the bytes and the number of messages in an answer, by name of the actor method that returns
+messages to consume."""
 
 CONSUMING: Final = frozenset({*HANDED_OUT, "next_tasks"})
-"""The calls that hand out messages to consume, as actor methods or over lanes."""
+"""The calls that return messages to consume, as actor methods or over lanes (direct socket connections)."""

@@ -1,8 +1,8 @@
-"""Cuts the lists that calls return to what a user may see: topics and groups on which it has some permission.
+"""Cuts the lists that calls return to what a user may see: topics and groups on which the user has some permission.
 
-A call that names its topic or group is allowed or refused as a whole. A call for all topics or groups is allowed, and
-its answer is cut here, so that a user with one topic's permission sees no other topic. Which answers are cut belongs
-here; whether a call is allowed at all is decided in raymq.remoting.access.requests.
+A call that names its topic or group is allowed or rejected as a whole. A call for all topics or groups is allowed, and
+this module cuts its answer, so that a user with a permission on one topic sees no other topic. This module defines
+which answers are cut; raymq.remoting.access.requests decides whether a call is allowed at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 class VisibleNames:
     """The names of the topics and groups that a user may see.
 
-    `is_metered`: what the user consumes is counted, so it must not read files itself.
+    `is_metered`: True if raymq counts what the user consumes; the user must then not read files itself.
     """
 
     topic: Callable[[str], bool]
@@ -25,7 +25,7 @@ class VisibleNames:
 
 
 Cut = Callable[[Any, VisibleNames], Any]
-"""An answer of one method, cut to what is seen."""  # Cuts an answer of one method to what the user may see.
+"""A function that cuts the answer of one method to the topics and groups that the user may see."""
 
 
 def _topics(answer: list[str], visible: VisibleNames) -> list[str]:
@@ -58,7 +58,7 @@ def _pull_status(answer: Mapping[str, Any], visible: VisibleNames) -> dict[str, 
     return {**answer, "instances": [one for one in answer["instances"] if visible.group(one["group"])]}
 
 
-def _description(answer: Any, visible: VisibleNames) -> Any:  # Any: a StorageDescription, which is of the shell's floor
+def _description(answer: Any, visible: VisibleNames) -> Any:  # Any: a StorageDescription, which belongs to the shell
     return replace(answer, in_place=False) if visible.is_metered else answer
 
 
@@ -73,10 +73,10 @@ CUTS: Final[Mapping[tuple[str, str], Cut]] = {
     ("Pull", "status"): _pull_status,
     ("Storage", "describe"): _description,
 }
-"""The cuts by the server's class and the method."""
+"""The functions that cut answers, by server class and method name."""
 
 
-def cut(server_class: str, method: str, answer: Any, visible: VisibleNames) -> Any:  # Any: as above
-    """Return the answer of a method as the user may see it."""
+def cut(server_class: str, method: str, answer: Any, visible: VisibleNames) -> Any:  # Any: it depends on the method
+    """Return the part of a method's answer that the user may see."""
     how = CUTS.get((server_class, method))
     return answer if how is None else how(answer, visible)

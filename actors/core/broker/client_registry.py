@@ -1,4 +1,5 @@
-"""The clients that produce and consume, from their heartbeats (raymq.common.protocol.clients). Nothing is durable."""
+"""The producing and consuming clients of a broker, taken from their heartbeats (raymq.common.protocol.clients). Not
+durable."""
 
 from __future__ import annotations
 
@@ -11,37 +12,38 @@ _ENDED_MAX: Final = 10_000
 
 
 class ClientRegistry:
-    """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are of any monotonic clock, in s."""
+    """The clients whose last heartbeat is at most CLIENT_EXPIRY_S old. Times are seconds of any monotonic
+    clock."""
 
     def __init__(self, expiry_s: float = CLIENT_EXPIRY_S, started_s: float = -inf) -> None:
-        """`started_s`: when clients could first send heartbeats here."""
+        """`started_s`: the earliest time at which clients could send heartbeats to this broker."""
         self._expiry_s = expiry_s
         self._known_after_s = started_s + expiry_s
         self._clients: dict[str, tuple[ClientHeartbeat, float]] = {}
-        # The clients that unregistered, at most _ENDED_MAX of them, the latest last.
+        # The ids of clients that unregistered, the latest last; at most _ENDED_MAX ids.
         self._ended: dict[str, None] = {}
 
     def heartbeat(self, heartbeat: ClientHeartbeat, now_s: float) -> None:
-        """Record the producers and consumers of a client's newest heartbeat in place of the former ones."""
+        """Replace a client's recorded producers and consumers with those in its newest heartbeat."""
         self._clients[heartbeat.client_id] = (heartbeat, now_s)
 
     def unregister(self, client_id: str) -> None:
-        """Drop a client that has ended."""
+        """Remove a client that has shut down."""
         self._clients.pop(client_id, None)
         self._ended[client_id] = None
         if len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
     def knows(self, client_id: str, now_s: float) -> bool:
-        """False if a client has ended, or was silent for too long.
+        """Return False if a client has unregistered, or has sent no heartbeat for too long.
 
-        Returns True in doubt: soon after `started_s` not all clients have sent a heartbeat.
+        Returns True in doubt: soon after `started_s` some clients may not have sent a heartbeat yet.
         """
         self.expire(now_s)
         return client_id in self._clients or (client_id not in self._ended and now_s < self._known_after_s)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the clients that were silent for too long, and return their ids."""
+        """Remove the clients that have sent no heartbeat for too long, and return their ids."""
         silent = [name for name, (_, seen_s) in self._clients.items() if now_s - seen_s > self._expiry_s]
         for name in silent:
             del self._clients[name]
@@ -63,7 +65,7 @@ class ClientRegistry:
     def subscriptions(self, now_s: float) -> dict[str, frozenset[str]] | None:
         """Return the topics to which the consumers of each group subscribe; groups without consumers are absent.
 
-        Returns None soon after `started_s`, when not all clients have sent a heartbeat.
+        Returns None soon after `started_s`, because some clients may not have sent a heartbeat yet.
         """
         self.expire(now_s)
         if now_s < self._known_after_s:

@@ -1,16 +1,14 @@
-"""The offsets that consumer groups have committed, and which commits count.
-
-When a commit counts belongs here.
+"""The offsets that consumer groups have committed, and the rules that decide whether a commit counts.
 
     offsets    topic, group, queue → QueueOffset: durable, each change is a state record (actors.core.broker.state)
     owners     group, topic, queue → the newest known generation of an owner: in memory only
 
-A committed offset never goes back by itself. It goes back when it is reset, which its `reset_version` counts, and when
-the consuming program seeks back and commits that as such. A member's commit counts unless its ownership is older than
-another's (*fenced*), or it was made before the member received the last reset (*reset*).
+A committed offset goes back only in two cases: an operator resets it, which increases its `reset_version`, or the
+consuming program seeks back and commits with that intent. A member's commit counts unless another owner is newer
+(*fenced*), or the commit was made before the member received the last reset (*reset*).
 
-A topic that is deleted and created again begins with a reset version above all earlier ones. So a member that still has
-an offset of the deleted topic gets an answer that makes it start again.
+A topic that is deleted and created again begins with a reset version above all earlier versions. So a member that still
+has an offset of the deleted topic gets an answer that makes the member start again.
 """
 
 from __future__ import annotations
@@ -26,7 +24,8 @@ QueueOffsets = dict[int, QueueOffset]
 
 @dataclass(slots=True)
 class OffsetTable:
-    """The committed offsets, which are durable. `tables`: by (topic, group); `first_versions`: by topic, 0 if absent.
+    """The committed offsets, which are durable. `tables`: offsets by (topic, group). `first_versions`: the first reset
+    version by topic; 0 if absent.
 
     Any thread may call `get`, `committed` and `topics` while another thread changes the table.
     """
@@ -39,20 +38,22 @@ class OffsetTable:
         return OffsetTable({key: dict(table) for key, table in self.tables.items()}, dict(self.first_versions))
 
     def get(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """Return the committed offset; None if there is none."""
+        """Return a queue's committed offset; None if the group has committed none."""
         return self.tables.get((topic, group), {}).get(queue_id)
 
     def of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
-        """Return the committed offsets of a topic's queues, by queue id. Do not keep the mapping: it changes."""
+        """Return the committed offsets of a topic's queues, by queue id. Do not store the returned mapping: later
+        commits change it."""
         return self.tables.get((topic, group), {})
 
     def version(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the reset version of a queue, or the version with which it begins."""
+        """Return the reset version of a queue. A queue without a committed offset has the topic's first reset
+        version."""
         known = self.get(group, topic, queue_id)
         return self.first_versions.get(topic, 0) if known is None else known.reset_version
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offset of each queue id; queues without one are absent."""
+        """Return the committed offset by queue id. Queues without a committed offset are absent."""
         table = self.tables.get((topic, group), {}).copy()
         return {queue_id: known.queue_offset for queue_id, known in table.items()}
 
@@ -61,14 +62,14 @@ class OffsetTable:
         return sorted(topic for topic, name in list(self.tables) if name == group)
 
     def next_version(self, topic: str) -> int:
-        """Return a version above the versions of all queues of the topic."""
+        """Return a reset version above the versions of all queues of the topic."""
         used = [
             known.reset_version for key, table in self.tables.items() if key[0] == topic for known in table.values()
         ]
         return max([self.first_versions.get(topic, 0), *used]) + 1
 
     def set(self, group: str, topic: str, offsets: Mapping[int, int], versions: Mapping[int, int]) -> None:
-        """Set offsets by queue id; a queue that is not in `versions` keeps its version."""
+        """Set offsets by queue id. A queue that is not in `versions` keeps its reset version."""
         table = self.tables.setdefault((topic, group), {})
         first = self.first_versions.get(topic, 0)
         for queue_id, offset in offsets.items():
@@ -77,7 +78,7 @@ class OffsetTable:
             table[queue_id] = QueueOffset(offset, version)
 
     def drop_topic(self, topic: str, next_version: int) -> None:
-        """Drop the offsets in a topic; a later topic of the same name begins with `next_version`."""
+        """Drop all offsets in a topic. A later topic of the same name begins with reset version `next_version`."""
         self.first_versions[topic] = next_version
         for key in [key for key in self.tables if key[0] == topic]:
             del self.tables[key]
@@ -87,13 +88,14 @@ class OffsetTable:
         self.tables.pop((topic, group), None)
 
     def drop_group(self, group: str) -> None:
-        """Drop a group's offsets."""
+        """Drop all offsets of a group."""
         for key in [key for key in self.tables if key[1] == group]:
             del self.tables[key]
 
 
 class Owners:
-    """The newest generation of an owner of each queue. Generation 0 is a consumer outside of the group."""
+    """The newest generation of an owner, for each queue of a group. Generation 0 stands for a consumer outside the
+    group."""
 
     def __init__(self) -> None:
         self._generations: dict[tuple[str, str, int], int] = {}
@@ -105,18 +107,18 @@ class Owners:
             self._generations[key] = generation
 
     def fences(self, group: str, topic: str, queue_id: int, generation: int) -> bool:
-        """True if an owner newer than this one is known."""
+        """Return True if an owner with a newer generation than `generation` is known."""
         return 0 < generation < self._generations.get((group, topic, queue_id), 0)
 
     def forget(self, group: str | None = None, topic: str | None = None) -> None:
-        """Drop a group's queues, or a topic's."""
+        """Drop the owners of a group's queues, or of a topic's queues."""
         for key in [key for key in self._generations if key[0] == group or key[1] == topic]:
             del self._generations[key]
 
 
 @dataclass(slots=True)
 class TopicCommits:
-    """The decision about commits in one topic: offsets to set, reset queues, and fenced queues."""
+    """The decision about the commits in one topic: offsets to set, reset queues, and fenced queues."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     reset: QueueOffsets = field(default_factory=dict)
@@ -124,11 +126,11 @@ class TopicCommits:
 
 
 def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
-    """True if a group that has committed these offsets in a topic cannot use them any more.
+    """Return True if a group cannot use its committed offsets in a topic any more.
 
-    That is so if no queue still holds a message before the group's offset. `first`: the offset of the first message
-    that each queue holds. RocketMQ's test for a group's offsets in a topic to which no consumer of the group
-    subscribes.
+    The offsets are dead if no queue still holds a message before the group's offset. `first`: the offset of the first
+    message that each queue holds. RocketMQ uses this test for a group's offsets in a topic to which no consumer of the
+    group subscribes.
     """
     return all(offset <= first.get(queue_id, 0) for queue_id, offset in committed.items())
 
@@ -136,7 +138,7 @@ def is_dead(committed: Mapping[int, int], first: Mapping[int, int]) -> bool:
 def judge_commits(
     table: OffsetTable, owners: Owners, group: str, topic: str, commits: Mapping[int, OffsetCommit]
 ) -> TopicCommits:
-    """Decide about commits by queue id, and record their owners. InvalidArgumentError: an offset is negative.
+    """Decide commits by queue id, and record their owners. Raises InvalidArgumentError if an offset is negative.
 
     A queue that was reset without a new offset (its topic was deleted and created again) begins at 0.
     """

@@ -1,4 +1,4 @@
-"""A group's lag in a topic, from its committed offsets and the ends of the topic's queues."""
+"""Computes a group's lag in a topic from the group's committed offsets and the ends of the topic's queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from raymq.common.protocol.store import QueueBounds
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The `messages` that a group has not committed. Most of them are in queue `queue_id`, from `offset` on."""
+    """The lag of a group in a topic: the number of `messages` that the group has not committed.
+
+    Queue `queue_id` has the most of these messages, from `offset` on.
+    """
 
     messages: int
     queue_id: int = -1
@@ -20,9 +23,9 @@ class Lag:
 
 
 def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> Lag:
-    """Compute the lag over the queues of a topic; both arguments are by queue id.
+    """Compute a group's lag over the queues of a topic. Both arguments are by queue id.
 
-    If a queue has no committed offset, all of its messages count; deleted messages do not.
+    All messages of a queue without a committed offset count. Deleted messages do not count.
     """
     total, most, queue_id, at = 0, 0, -1, 0
     for number, held in bounds.items():
@@ -35,14 +38,15 @@ def lag_in(committed: Mapping[int, int], bounds: Mapping[int, QueueBounds]) -> L
 
 
 class Unread(NamedTuple):
-    """The number of `messages` that a group has not committed, and the first of them by queue id and offset."""
+    """The number of `messages` that a group has not committed, and the first such message of each queue, as (queue id,
+    offset)."""
 
     messages: int
     firsts: list[tuple[int, int]]
 
 
 def unread_in(committed: Mapping[int, QueueOffset], bounds: Sequence[tuple[int, int]]) -> Unread:
-    """Compute the unread messages, as `lag_in`, from the first and end offsets of a topic's queues 0, 1 ….
+    """Count the unread messages as `lag_in` does, from the first and the end offsets of a topic's queues 0, 1 ….
 
     Also returns the first unread message of each queue.
     """

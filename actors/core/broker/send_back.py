@@ -1,19 +1,19 @@
-"""Messages that a consumer gave back because it could not consume them (spec/messaging.md §5.9).
+"""Messages that a consumer sent back because it could not consume them (spec/messaging.md §5.9).
 
-When and where such a message is delivered again belongs here.
+This module decides when and from which topic such a message is delivered again.
 
     consumed record ──┬── SCHEDULE_TOPIC_XXXX, queue level - 1 ── after the level's delay ──→ %RETRY%group
                       └── %DLQ%group ── tried often enough, or must not be retried            ↑
                               └── replayed, on request, as if never tried ─────┘
 
-Body, flags, born host and time, tags, keys and the message id stay as they are, also over several returns; RETRY_TOPIC
-names the topic that the message was sent to, ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times` grows by
-one, or is set to the count of a consumer that counts attempts itself. No body is decompressed. A dead letter also has
-DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, by which RocketMQ's programs find its origin, and DLQ_ORIGIN_ERROR, the
-reason of its last failure.
+Body, flags, born host and time, tags, keys and the message id stay unchanged, even after several returns. RETRY_TOPIC
+names the topic that the message was first sent to, and ORIGIN_MESSAGE_ID its first position in a log. `reconsume_times`
+grows by one, or is set to the count of a consumer that counts attempts itself. No body is decompressed. A dead letter
+also has DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID, which RocketMQ's programs use to find its origin, and
+DLQ_ORIGIN_ERROR, the reason of its last failure.
 
 A message that cannot be read becomes a dead letter at once, because no other attempt can succeed; DLQ_ORIGIN_ERROR has
-the reason. If the CRC of its body is wrong, the dead letter has the same bytes with a CRC of their own, so that the log
+the reason. If the CRC of its body is wrong, the dead letter has the same bytes with a new, correct CRC, so that the log
 stays intact. It also has the flag of an unknown compression, so that no reader mistakes the body for the original
 (raymq/records/format/rewrite.py).
 """
@@ -59,7 +59,7 @@ FIRST_RETRY_LEVEL: Final = 3
 """The delay level of the first retry; each later retry waits one level longer (golden fact 13)."""
 
 DLQ_ORIGIN_ERROR_MAX: Final = 500
-"""The most characters of an error text in a dead letter."""
+"""Maximum number of characters of the error text in a dead letter."""
 _OF_DEAD_LETTERS: Final = (PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_DLQ_ORIGIN_MESSAGE_ID, PROPERTY_DLQ_ORIGIN_ERROR)
 
 TopicQueue = tuple[str, int]
@@ -68,10 +68,10 @@ TopicQueue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ReturnedRecord:
-    """A returned record and its target.
+    """A returned record and the queue it goes to.
 
-    `level`: the delay before the retry topic, 0 for none; None sends the record to the dead-letter topic. `reason`: why
-    a dead letter failed last, or cannot be read.
+    `level`: the delay level before the retry topic, 0 for no delay; None sends the record to the dead-letter topic.
+    `reason`: why a dead letter failed last, or why it cannot be read.
     """
 
     parts: RecordParts
@@ -90,12 +90,13 @@ def read_returned(
     failure: str = "",
     attempts: int = 0,
 ) -> tuple[list[ReturnedRecord], SendBackAnswer]:
-    """Decide where each of several whole records goes. InvalidArgumentError: the records are damaged.
+    """Decide for each of several whole records where it goes. Raises InvalidArgumentError if the records are damaged.
 
-    A message is dead if it was given back `max_reconsume_times` times before (negative: the group's retry_max_times),
-    with a negative `delay_level`, or if its body's CRC is wrong. `delay_level` 0 makes the message wait longer each
-    time. `reason`: why the messages cannot be read. `failure`: why they failed, which dead letters keep. `attempts`:
-    how often each was delivered, if the consumer counts that (0: by `reconsume_times`).
+    A message becomes a dead letter if it was sent back `max_reconsume_times` times before (negative: the group's
+    retry_max_times), if `delay_level` is negative, or if its body's CRC is wrong. With `delay_level` 0 the message
+    waits longer at each return. `reason`: why the messages cannot be read. `failure`: why they failed; dead letters
+    store this text. `attempts`: how often each message was delivered, if the consumer counts deliveries (0: use
+    `reconsume_times`).
     """
     most = config.retry_max_times if max_reconsume_times < 0 else max_reconsume_times
     returned = []
@@ -113,7 +114,8 @@ def read_returned(
 
 
 def reason_line(reason: str) -> str:
-    """Return a reason as one line of at most DLQ_ORIGIN_ERROR_MAX characters; the last line of a traceback."""
+    """Shorten a reason to one line of at most DLQ_ORIGIN_ERROR_MAX characters. A traceback is reduced to its
+    last line."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     text = lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines)
     text = "".join(char if char.isprintable() else " " for char in text)
@@ -121,9 +123,8 @@ def reason_line(reason: str) -> str:
 
 
 def read_replayed(records: bytes) -> list[ReturnedRecord]:
-    """Parse dead letters that will be delivered again, as if for the first time. InvalidArgumentError: they are
-    damaged.
-    """
+    """Parse dead letters that will be delivered again, as if for the first time. Raises InvalidArgumentError if the
+    records are damaged."""
     return [ReturnedRecord(split_record(record), 0, 0) for record in _split(records)]
 
 
@@ -140,10 +141,10 @@ def _split(records: bytes) -> list[bytes]:
 
 @dataclass(slots=True)
 class ReturnWriter:
-    """Makes batches of returned records.
+    """Encodes returned records as batches for an append.
 
-    Sequences grow per queue, so the caller must append one call's batches before it asks for the next. `choose` picks a
-    number below its argument.
+    Producer sequences grow per queue. So the caller must append the batches of one call before it makes the next call.
+    `choose` returns a number below its argument.
     """
 
     producer_id: str
@@ -152,9 +153,9 @@ class ReturnWriter:
     _sequences: dict[TopicQueue, int] = field(default_factory=dict)
 
     def batches(self, group: str, returned: Sequence[ReturnedRecord], retry_queue_nums: int) -> list[EncodedBatch]:
-        """Return one batch for each queue that some of the records go to, for one append.
+        """Return the batches for one append: one batch for each queue that some of the records go to.
 
-        MessageIllegalError: a record's properties are too long with the added ones.
+        Raises MessageIllegalError if a record's properties, with the added properties, are too long.
         """
         by_queue: dict[TopicQueue, list[tuple[ReturnedRecord, int]]] = {}
         for item in returned:
@@ -184,7 +185,7 @@ class ReturnWriter:
     def _record(
         self, item: ReturnedRecord, queue: TopicQueue, exchanged: dict[str, str], producer: ProducerSequence
     ) -> bytes:
-        """Build a record for `queue`. A dead letter whose properties leave no room for its origin gets none."""
+        """Build a record for `queue`. A dead letter omits the properties of its origin if they do not fit."""
 
         def build(properties: dict[str, str]) -> bytes:
             return build_record(
@@ -205,16 +206,15 @@ class ReturnWriter:
 
 
 def _queue_of(item: ReturnedRecord, group: str, retry_queue: int) -> TopicQueue:
-    """Return the queue to which a record is appended now."""
+    """Return the queue to which a returned record is appended now."""
     if item.level is None:
         return dlq_topic(group), 0
     return (SCHEDULE_TOPIC, item.level - 1) if item.level else (retry_topic(group), retry_queue)
 
 
 def _exchanged(item: ReturnedRecord, properties: dict[str, str], target: TopicQueue | None) -> dict[str, str]:
-    """Return the properties that differ from the record's; an empty text removes one. `target`: the queue after the
-    delay.
-    """
+    """Return the properties to change in a returned record; an empty text removes a property. `target`: the queue that
+    the record goes to after its delay."""
     offset_message_id = _offset_message_id(item.parts)
     origin = properties.get(PROPERTY_RETRY_TOPIC, item.parts.topic)
     message_id = properties.get(PROPERTY_UNIQ_KEY, offset_message_id)

@@ -1,16 +1,17 @@
-"""The snapshot of a broker group's state: RocketMQ's config files and one of raymq's own (spec/storage.md §4).
+"""The snapshot of a broker group's state: RocketMQ's config files and one file of raymq's own (spec/storage.md §4).
 
     topics.json               dataVersion, topicConfigTable          as RocketMQ writes them
     subscriptionGroup.json    dataVersion, subscriptionGroupTable, forbiddenTable    as RocketMQ writes them
     consumerOffset.json       dataVersion, offsetTable               as RocketMQ writes them
     brokerStatePosition.json  raymq's own: the fields that RocketMQ lacks
 
-The files' names and formats belong here; the state itself belongs in actors.core.broker.state. The snapshot is a
-shortcut: the records in the log alone restore the state, as long as the log has all of them.
+This module defines the files' names and formats; actors.core.broker.state defines the state. The snapshot only saves
+time: the records in the log restore the state, as long as the log has all of them.
 
-Each file has a `queueOffset`, its log position, which RocketMQ ignores. The files may be of different snapshots: after
-a crash between two files, if one was damaged and its .bak is read, or if they are read during a write. Then the oldest
-position counts, and the later records are applied again, which is harmless.
+Each file has a `queueOffset`, its log position, which RocketMQ ignores. The files may be of different snapshots in
+three cases: after a crash between writing two files, if a file was damaged and its .bak copy is read, or if the files
+are read during a write. In these cases the oldest position counts, and the later records are applied again, which is
+harmless.
 """
 
 from __future__ import annotations
@@ -35,13 +36,12 @@ logger = logging.getLogger(__name__)
 GROUPS_FILE: Final = "subscriptionGroup.json"
 OFFSETS_FILE: Final = "consumerOffset.json"
 POSITION_FILE: Final = "brokerStatePosition.json"
-"""{"queueOffset": n}: the first state record that the file does not contain; also for the other three files, if they
-have no position (0.1.0). The file also has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0":
-2}}, "firstResetVersions" {"topic": 1}, "orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic":
-"broker-a:4;broker-b:4"}, "creationIds" {"topic": "0a1b…"}, "leases" (actors.core.pop.leases), "settings"
-{"store.delete_when": "04"} and "access" (raymq.remoting.access.state), which is absent until users or policies are
-changed.
-"""
+"""Name of the file with the snapshot's position, {"queueOffset": n}: the offset of the first state record that the file
+does not contain. This position also applies to any of the other three files that has no position (0.1.0). The file also
+has the fields that RocketMQ's files lack: "resetVersions" {"topic@group": {"0": 2}}, "firstResetVersions" {"topic": 1},
+"orderConfigs" {"topic": "broker-a:4"}, "layouts" {"topic": "broker-a:4;broker-b:4"}, "creationIds" {"topic": "0a1b…"},
+"leases" (actors.core.pop.leases), "settings" {"store.delete_when": "04"} and "access" (raymq.remoting.access.state),
+which is absent until users or policies are changed."""
 
 _TOPIC_KEYS: Final = {
     "read_queue_nums": "readQueueNums",
@@ -66,7 +66,8 @@ _GROUP_KEYS: Final = {
 _POSITION_KEY: Final = "queueOffset"
 
 _FORBIDDEN_TO_READ: Final = 1 << 2
-"""The bit of a topic in forbiddenTable that forbids a group to read it. RocketMQ defines no other bit."""
+"""The bit of a topic's entry in forbiddenTable that forbids a group to read the topic. RocketMQ defines no
+other bit."""
 
 _GROUP_CONSTANTS: Final = {
     "brokerId": 0,
@@ -80,10 +81,10 @@ _GROUP_CONSTANTS: Final = {
 
 
 def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
-    """Return the config files of a state, name to text, in the order in which they must be written.
+    """Return the config files of a state, as name to text, in the order in which they must be written.
 
-    The file that version 0.1.0 uses for the position of all files is the last. `position`: the first state record that
-    is not in `state`.
+    The last file is the one from which version 0.1.0 reads the position of all files. `position`: the offset of the
+    first state record that is not in `state`.
     """
     version = state.topics_version
     data_version = {
@@ -136,11 +137,12 @@ def dump_snapshot(state: BrokerState, position: int) -> dict[str, str]:
 
 
 def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]) -> tuple[BrokerState, int]:
-    """Return the state and its log position, the first record that one of the files may lack, from the config files.
+    """Load the state from the config files. Also returns its log position: the first record that one of the files may
+    lack.
 
-    `read` returns a file's text, or None if the file does not exist, and is called once for each file; `parse` reads
-    RocketMQ's dialect of JSON. Files that RocketMQ wrote are read unchanged, with position 0, and so are missing files.
-    Without files the state is empty.
+    `read` returns a file's text, or None if the file does not exist, and is called once for each file. `parse` reads
+    RocketMQ's dialect of JSON. A file that RocketMQ wrote is read unchanged and has position 0. A missing file has
+    position 0, too. Without files the state is empty.
     """
     nothing = json.dumps({_POSITION_KEY: 0})
     own = json.loads(read(POSITION_FILE) or nothing)
@@ -172,7 +174,7 @@ def load_snapshot(read: Callable[[str], str | None], parse: Callable[[str], Any]
             state.forbidden[str(name)] = topics
     for name, key in _OWN_TOPIC_KEYS.items():
         for topic, text in own.get(key, {}).items():
-            if topic in state.topics:  # otherwise the topic was deleted, and a crash has left this file unchanged
+            if topic in state.topics:  # skip a deleted topic: a crash can leave its entry in this file
                 state.topics[topic] = replace(state.topics[topic], **{name: text})
     state.offsets.first_versions = dict(own.get("firstResetVersions", {}))
     for key, offsets in table(OFFSETS_FILE, "offsetTable").items():

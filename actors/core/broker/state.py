@@ -1,10 +1,10 @@
-"""A broker group's state besides its messages: topics, consumer groups and their committed offsets.
+"""A broker group's state without its messages: topics, consumer groups and their committed offsets.
 
-A broker's decisions about topics, groups and commits belong here.
+This module makes a broker's decisions about topics, groups and commits.
 
-Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store, so it
-is flushed, recovered and replicated as messages are (design §3). The state is the result of the records, applied in
-order:
+Every change is one JSON record in the internal topic `rmq_sys_broker_state`, queue 0, of the group's own store. So
+changes are flushed, recovered and replicated as messages are (design §3). The state is the result of the records,
+applied in order:
 
     {"kind": "topic",        "topic": T, "read_queue_nums": 4, "write_queue_nums": 4, "perm": 6, "order": false,
      "order_config": "", "layout": "broker-a:4;broker-b:4", "attributes": {"message.type": "FIFO"}}
@@ -21,11 +21,11 @@ order:
     {"kind": "access",       "state": {…}}  the first broker's users and policies (raymq.remoting.access.state)
     {"kind": "mark"}         changes nothing: a reader of the mark has read everything before it
 
-Each record sets a complete value, so applying a record again changes nothing. So a restart may begin anywhere at or
-before the position of the snapshot in `config/*.json` (actors.core.broker.snapshot). The snapshot is only a shortcut,
-except that it lets retention delete old records.
+Each record sets a complete value, so applying a record again changes nothing. A restart may therefore begin at any
+record at or before the position of the snapshot in `config/*.json` (actors.core.broker.snapshot). The snapshot only
+shortens the restart, and lets retention delete old records.
 
-After a crash every change that was acknowledged is in the log, and so in the state that is read from it.
+After a crash every change that was acknowledged is in the log, and so in the state that is read from the log.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ MARK: Final[Change] = {"kind": "mark"}
 CREATION_ID_BYTES: Final = 8
 _TOPIC_FIELDS: Final = tuple(one.name for one in fields(TopicConfig) if one.name != "topic")
 _GROUP_FIELDS: Final = tuple(one.name for one in fields(GroupConfig) if one.name != "group")
-"""The fields of a record besides its kind and its name. If a record of an older raymq lacks a field, the default
-applies.
-"""
+"""The fields of a "group" record besides its kind and its group. If a record of an older raymq lacks a field, the
+field's default applies."""
 
 
 @dataclass(slots=True)
 class BrokerState:
     """The state of one broker group.
 
-    `decide_…` checks a request and returns the record to store, and changes nothing; None or an empty list if the state
-    is as requested already. `apply` carries a stored record out."""
+    `decide_…` checks a request and returns the record to store, without changing the state. It returns None or an empty
+    list if the state already is as requested. `apply` applies a stored record to the state.
+    """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, GroupConfig] = field(default_factory=dict)
@@ -98,15 +98,15 @@ class BrokerState:
     topics_version: DataVersion = field(default_factory=DataVersion)
     pop: PopTable = field(default_factory=PopTable)
     forbidden: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The topics that groups may not read, by group. An entry outlives its topic, and ends with its group."""
+    """The topics that each group may not read, by group. An entry survives the deletion of its topic, but not of its
+    group."""
     settings: dict[str, SettingValue] = field(default_factory=dict)
-    """The live settings that differ from raymq.yaml, by full name. Never changed in place: each change makes a new
-    dict.
-    """
+    """The live settings that differ from raymq.yaml, by full name. Each change makes a new dict; the old dict is never
+    modified."""
     access: AuthState | None = None
     """The users and policies, if they were changed since raymq was started; otherwise None.
 
-    Always None in all broker groups but the first.
+    Always None in all broker groups except the first.
     """
 
     def copy(self) -> BrokerState:
@@ -130,9 +130,11 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> Change | None:
-        """Create a topic. `layout`: its queues in all broker groups (raymq.common.protocol.route.TopicConfig).
+        """Decide the creation of a topic. `layout`: the topic's queues in all broker groups
+        (raymq.common.protocol.route.TopicConfig).
 
-        Raises IllegalNameError, InvalidArgumentError, or TopicExistsError if the topic exists with other values.
+        Raises IllegalNameError if the name is invalid, InvalidArgumentError if another argument is invalid, and
+        TopicExistsError if the topic exists with other values.
         """
         check_user_topic(topic)
         for nums in (read_queue_nums, write_queue_nums):
@@ -160,14 +162,14 @@ class BrokerState:
         layout: str = "",
         attributes: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> list[Change]:
-        """Change the arguments that are not None of a topic.
+        """Decide a change of a topic; arguments that are None stay unchanged.
 
         The number of queues may grow, but never shrink, because each queue may have messages. An empty `order_config`
-        makes it an ordinary topic. What `layout` names is added to the known layout. Each named attribute is changed,
-        or removed if its text is empty.
+        makes the topic an ordinary topic. The entries of `layout` are added to the known layout. Each named attribute
+        is changed, or removed if its text is empty.
 
-        Raises TopicNotExistError, IllegalNameError (a system topic), NoPermissionError (no permission) or
-        InvalidArgumentError.
+        Raises TopicNotExistError if the topic does not exist, IllegalNameError for a system topic, NoPermissionError if
+        `perm` is not a valid permission, and InvalidArgumentError if another value is invalid.
         """
         known = self.require_topic(check_user_topic(topic))
         config = known
@@ -191,10 +193,11 @@ class BrokerState:
         return [] if config == known else [_topic_change(config)]
 
     def decide_auto_topic(self, topic: str, queue_nums: int, queue_nums_max: int, layout: str = "") -> list[Change]:
-        """Create a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12).
+        """Decide the creation of a topic because a message is sent to it (spec/messaging.md §2.5, golden fact 12).
 
-        If the topic exists, only its layout grows. `queue_nums` is the number that the client asks for.
-        IllegalNameError; TopicNotExistError for a retry or dead-letter topic, which only a group creates.
+        If the topic exists, only its layout is extended. `queue_nums` is the number of queues that the client requests.
+        Raises IllegalNameError if the name is invalid. Raises TopicNotExistError for a retry or dead-letter topic,
+        because only a group creates these topics.
         """
         check_user_topic(topic)
         if topic in self.topics:
@@ -206,13 +209,14 @@ class BrokerState:
         return [_creation(TopicConfig(topic, queues, queues, layout=merge_layouts(layout)))]
 
     def decide_topic_delete(self, topic: str) -> Change:
-        """Remove a topic and the offsets committed in it. IllegalNameError (a system topic), TopicNotExistError."""
+        """Decide the removal of a topic and of the offsets committed in it. Raises IllegalNameError for a system topic,
+        and TopicNotExistError if the topic does not exist."""
         check_user_topic(topic)
         self.require_topic(topic)
         return {"kind": "topic_delete", "topic": topic, "next_reset_version": self.offsets.next_version(topic)}
 
     def decide_setting(self, start: LiveOptions, name: str, value: SettingValue) -> Change | None:
-        """Change a live setting of a group that was started with `start`.
+        """Decide a change of a live setting in a group that was started with the settings `start`.
 
         Raises the errors of raymq.common.config.live.check_change.
         """
@@ -222,24 +226,27 @@ class BrokerState:
         return {"kind": "setting", "name": full, "value": value}
 
     def decide_setting_unset(self, name: str) -> Change | None:
-        """Reset a live setting to its value in raymq.yaml. InvalidArgumentError."""
+        """Decide to reset a live setting to its value in raymq.yaml. Raises InvalidArgumentError if the name is not
+        that of a live setting."""
         full = live_name(name)
         return {"kind": "setting_unset", "name": full} if full in self.settings else None
 
     def decide_access(self, start: AuthState, change: AccessChange, now_ms: int) -> Change | None:
-        """Change the users and policies, which are those of `start` before the first change.
+        """Decide a change of the users and policies. `start` has the users and policies before the first change.
 
-        InvalidArgumentError, UserNotExistError, PolicyNotExistError (raymq.remoting.access.changes.carry_out).
+        Raises InvalidArgumentError, UserNotExistError and PolicyNotExistError as
+        raymq.remoting.access.changes.carry_out does.
         """
         before = start if self.access is None else self.access
         after = carry_out(before, change)
         return None if after is before else {"kind": "access", "state": after.kept_at(now_ms).dump()}
 
     def decide_group(self, group: str, *, auto_create: bool = True) -> list[Change]:
-        """Create a group, with the topic of its retries (spec/messaging.md §2.7, §2.8), if it does not exist.
+        """Decide the creation of a group and its retry topic (spec/messaging.md §2.7, §2.8), if the group does not
+        exist.
 
-        Raises IllegalNameError, and GroupNotExistError for a new group unless `auto_create` is set or it is a system
-        group.
+        Raises IllegalNameError if the name is invalid. Raises GroupNotExistError for a new group, unless `auto_create`
+        is set or the group is a system group.
         """
         check_group(group)
         config = self.groups.get(group)
@@ -248,10 +255,10 @@ class BrokerState:
         return self.decide_group_config(config or GroupConfig(group))
 
     def decide_group_config(self, config: GroupConfig) -> list[Change]:
-        """Set a group's configuration, and give its retry topic the configured number of queues. IllegalNameError,
-        InvalidArgumentError.
+        """Decide a group's configuration, and give its retry topic the configured number of queues.
 
-        The retry topic never loses queues: a message may wait in each.
+        The retry topic never loses queues, because a message may wait in each queue. Raises IllegalNameError if the
+        group's name is invalid, and InvalidArgumentError if a value is invalid.
         """
         check_group(config.group)
         check_group_config(config)
@@ -260,7 +267,7 @@ class BrokerState:
         return changes + self.decide_group_topic(retry_topic(config.group), config.retry_queue_nums)
 
     def decide_group_topic(self, topic: str, queue_nums: int) -> list[Change]:
-        """Make sure that a topic of the server (retries, dead letters) has at least this many queues."""
+        """Decide to give a server's topic (retries, dead letters) at least this many queues."""
         known = self.topics.get(topic)
         if known is None:
             return [_creation(TopicConfig(topic, queue_nums, queue_nums))]
@@ -271,14 +278,16 @@ class BrokerState:
         return [_topic_change(replace(known, read_queue_nums=read_queue_nums, write_queue_nums=write_queue_nums))]
 
     def decide_group_delete(self, group: str) -> Change:
-        """Remove a group and its offsets. GroupNotExistError."""
+        """Decide the removal of a group and its offsets. Raises GroupNotExistError if the group does not exist."""
         self.require_group(group)
         return {"kind": "group_delete", "group": group}
 
     def decide_forbid(self, group: str, topic: str, *, forbidden: bool) -> list[Change]:
-        """Forbid a group to read a topic, or allow it again. Creates the group if it does not exist here.
+        """Decide to forbid a group to read a topic, or to allow it again. Creates the group if this broker group does
+        not have it.
 
-        IllegalNameError. The topic need not exist here: it may be deleted, or have queues only in other broker groups.
+        Raises IllegalNameError if the group's name is invalid. The topic need not exist in this broker group: it may be
+        deleted, or have queues only in other broker groups.
         """
         check_group(group)
         check_topic(topic)
@@ -292,11 +301,11 @@ class BrokerState:
     def decide_commits(
         self, owners: Owners, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]
     ) -> tuple[list[Change], dict[str, TopicCommits], dict[str, list[int]]]:
-        """Commit offsets per topic and queue id (actors.core.broker.offsets).
+        """Decide commits of offsets per topic and queue id (actors.core.broker.offsets).
 
         Returns the records to store, the answer to each topic's commits, and the queues that do not exist. A queue does
-        not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError, and
-        InvalidArgumentError for an impossible offset or queue id.
+        not exist if its topic was deleted, or was created again with fewer queues. Raises GroupNotExistError if the
+        group does not exist, and InvalidArgumentError if an offset or a queue id is impossible.
         """
         self.require_group(group)
         changes, verdicts, gone = [], {}, {}
@@ -316,14 +325,16 @@ class BrokerState:
         return changes, verdicts, gone
 
     def decide_starts(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Commit where the group starts in queues of a topic, except in queues in which it has committed."""
+        """Decide to commit a group's start offsets in queues of a topic, except in queues in which the group has
+        committed an offset."""
         self.require_group(group)
         self.check_queues(topic, offsets)
         new = {str(q): offset for q, offset in offsets.items() if self.offsets.get(group, topic, q) is None}
         return {"kind": "offsets", "group": group, "topic": topic, "offsets": new} if new else None
 
     def decide_topics(self, topics: Iterable[NewTopic]) -> list[Change]:
-        """Create several topics: all or none. Raises as `decide_topic`."""
+        """Decide the creation of several topics: all of them, or none if an error is raised. Raises the errors of
+        `decide_topic`."""
         changes: dict[str, Change] = {}
         for topic, nums, layout, attributes in topics:
             change = self.decide_topic(topic, nums, nums, layout, attributes)
@@ -332,9 +343,10 @@ class BrokerState:
         return list(changes.values())
 
     def decide_reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Change | None:
-        """Set offsets, whichever members own the queues.
+        """Decide a reset of a group's offsets, even if members own the queues.
 
-        Raises GroupNotExistError, TopicNotExistError or InvalidArgumentError.
+        Raises GroupNotExistError or TopicNotExistError if the group or the topic does not exist, and
+        InvalidArgumentError if a queue or an offset is invalid.
         """
         self.require_group(group)
         self.check_queues(topic, offsets)
@@ -353,15 +365,16 @@ class BrokerState:
         }
 
     def decide_offsets_delete(self, group: str, topics: Iterable[str]) -> Change | None:
-        """Drop what a group has committed in topics, which need not exist here. GroupNotExistError."""
+        """Decide to drop a group's committed offsets in topics. The topics need not exist in this broker group. Raises
+        GroupNotExistError if the group does not exist."""
         self.require_group(group)
         known = [topic for topic in sorted(set(topics)) if self.offsets.of(group, topic)]
         return {"kind": "offsets_delete", "group": group, "topics": known} if known else None
 
     def left_topics(self, subscriptions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """Return, by group, the topics in which groups of `subscriptions` have committed without subscribing to them.
+        """Return, by group, the topics in which a group has committed offsets although it does not subscribe to them.
 
-        Retry topics are left out.
+        Only groups in `subscriptions` are considered. Retry topics are left out.
         """
         left: dict[str, list[str]] = {}
         for topic, group in sorted(self.offsets.tables):
@@ -372,7 +385,8 @@ class BrokerState:
         return left
 
     def check_queues(self, topic: str, queue_ids: Iterable[int]) -> None:
-        """Raise TopicNotExistError, or InvalidArgumentError for a queue that the topic lacks."""
+        """Raise TopicNotExistError if the topic does not exist, and InvalidArgumentError if the topic lacks one of the
+        queues."""
         config = self.require_topic(topic)
         for queue_id in queue_ids:
             if not 0 <= queue_id < config.read_queue_nums:
@@ -381,14 +395,13 @@ class BrokerState:
                 )
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
-        """Return a group's committed offset in a queue; 0 if there is none."""
+        """Return a group's committed offset in a queue; 0 if the group has committed none."""
         known = self.offsets.get(group, topic, queue_id)
         return 0 if known is None else known.queue_offset
 
     def require_topic(self, topic: str) -> TopicConfig:
-        """Return the topic's configuration, or raise TopicNotExistError. A light queue exists without creation, with
-        one queue.
-        """
+        """Return the topic's configuration, or raise TopicNotExistError. A light queue needs no creation: it always
+        exists, with one queue."""
         if is_light_queue(topic):
             return TopicConfig(topic, 1, 1, PERM_READ)
         config = self.topics.get(topic)
@@ -404,11 +417,11 @@ class BrokerState:
         return config
 
     def may_read(self, group: str, topic: str) -> bool:
-        """False for a topic that the group must not read."""
+        """Return False if the group is forbidden to read the topic."""
         return topic not in self.forbidden.get(group, ())
 
     def stop_reason(self, group: str, topic: str) -> str:
-        """Return why a group that reads a topic has to stop; empty if it may continue."""
+        """Return the reason why a group must stop reading a topic; empty if the group may continue."""
         config = self.groups.get(group)
         if config is not None and not config.consume_enable:
             return f"group {group!r} may not consume: its consume_enable is off; see admin.update_group"
@@ -419,10 +432,11 @@ class BrokerState:
         return ""
 
     def check_readable(self, group: str, topic: str) -> TopicConfig:
-        """Return the configuration of a topic that a group may read. The group need not exist. TopicNotExistError.
+        """Return the configuration of a topic that a group may read. The group need not exist. Raises
+        TopicNotExistError if the topic does not exist.
 
-        NoPermissionError names the obstacle: the topic's permission, the group's consume_enable, or the ban on the
-        topic.
+        Raises NoPermissionError, whose text names the obstacle: the topic's permission, the group's consume_enable, or
+        the ban on the topic.
         """
         config = self.require_topic(topic)
         if not config.perm & PERM_READ:
@@ -434,7 +448,8 @@ class BrokerState:
         return config
 
     def check_broadcast(self, group: str, topics: Iterable[str] = ()) -> None:
-        """Raise NoPermissionError if an existing group may not consume, not in BROADCASTING, or not one of `topics`."""
+        """Raise NoPermissionError if an existing group may not consume, may not consume in BROADCASTING, or may not
+        read one of `topics`."""
         config = self.groups.get(group)
         off = [name for name in ("consume_enable", "consume_broadcast_enable") if config and not getattr(config, name)]
         if off:
@@ -447,7 +462,8 @@ class BrokerState:
                 self.check_readable(group, topic)
 
     def apply(self, change: Change, now_ms: int) -> None:
-        """Carry out a record. InvalidArgumentError: this version does not support the record's kind."""
+        """Apply a stored record to the state. Raises InvalidArgumentError if this version does not support the record's
+        kind."""
         handler = _APPLY.get(str(change.get("kind")))
         if handler is None:
             raise InvalidArgumentError(
@@ -515,11 +531,11 @@ class BrokerState:
         self.access = AuthState.load(change["state"])
 
     def _settings_changed(self, name: str, now_ms: int) -> None:
-        if name.startswith("broker."):  # these are part of a broker's registration
+        if name.startswith("broker."):  # settings of the broker are part of its registration
             self.topics_version = self.topics_version.next(now_ms)
 
     def _apply_mark(self, change: Change, now_ms: int) -> None:
-        """Change nothing."""
+        """Apply a mark, which changes nothing."""
 
 
 def _creation(config: TopicConfig) -> Change:
@@ -538,7 +554,7 @@ def _layout_change(known: TopicConfig, layout: str) -> Change | None:
 
 
 def offsets_by_queue(table: Mapping[str, int]) -> dict[int, int]:
-    """Convert the keys of a table of offsets or versions from JSON's texts to queue ids."""
+    """Convert the keys of a JSON table of offsets or versions from texts to queue ids."""
     return {int(queue_id): value for queue_id, value in table.items()}
 
 
@@ -565,7 +581,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change:
-    """Decode the change in the body of a record. InvalidArgumentError: the body is not a JSON object."""
+    """Decode the change in the body of a record. Raises InvalidArgumentError if the body is not a JSON object."""
     change = json.loads(body)
     if not isinstance(change, dict):
         raise InvalidArgumentError(f"state record {body[:80]!r} is not a JSON object")

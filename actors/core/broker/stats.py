@@ -1,8 +1,8 @@
 """Counters of a broker, and their rates over the last minute, hour and day (spec/messaging.md §9.6).
 
-A counter is sampled every 10 s, 10 min and 1 h; 7, 7 and 25 samples make a minute, an hour and a day. A rate is the
-difference of the newest and the oldest sample, by the time between them. Keys are RocketMQ's, such as
-`TOPIC_PUT_NUMS` and `orders@billing`. Nothing here is durable.
+A counter is sampled every 10 s, every 10 min and every 1 h; 7, 7 and 25 samples cover a minute, an hour and a day. A
+rate is the difference between the newest and the oldest sample, divided by the time between them. Kinds and keys are
+RocketMQ's, such as `TOPIC_PUT_NUMS` and `orders@billing`. Counters are not durable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from raymq.common.protocol.stats import Figures
 
 SPANS: Final = (("minute", 10.0, 7), ("hour", 600.0, 7), ("day", 3600.0, 25))
-"""Name, seconds between samples, samples kept."""
+"""Sampling periods: name, seconds between samples, number of samples that are kept."""
 
 TOPIC_PUT_NUMS: Final = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE: Final = "TOPIC_PUT_SIZE"
@@ -50,7 +50,7 @@ class _Counter:
 
 
 class BrokerStats:
-    """All counters of one broker, by kind and key. Not thread-safe. A counter begins with its first sample at 0."""
+    """All counters of one broker, by kind and key. Not thread-safe. A counter's first sample is 0."""
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, str], _Counter] = {}
@@ -61,7 +61,8 @@ class BrokerStats:
         self._counter(kind, key).total += value
 
     def take_total(self, kind: str, key: str, total: int) -> None:
-        """Set a counter to the total of another process's counter, which begins at 0 again when that is restarted."""
+        """Update a counter from the total of another process's counter. That total restarts at 0 if the other process
+        restarts."""
         counter = self._counter(kind, key)
         counter.total += total - counter.seen if total >= counter.seen else total
         counter.seen = total
@@ -73,20 +74,20 @@ class BrokerStats:
             counter.sample(now_s)
 
     def figures(self, kind: str, key: str) -> Figures:
-        """A counter's figures; zeros for what was never counted."""
+        """Return a counter's total and rates; zeros if nothing was counted."""
         counter = self._counters.get((kind, key))
         return Figures() if counter is None else counter.figures()
 
     def keys(self, kind: str) -> list[str]:
-        """The keys of all counters of a kind, sorted."""
+        """Return the keys of all counters of a kind, sorted."""
         return sorted(key for name, key in self._counters if name == kind)
 
     def totals(self, kind: str) -> dict[str, int]:
-        """The totals of all counters of a kind, by key."""
+        """Return the totals of all counters of a kind, by key."""
         return {key: counter.total for (name, key), counter in self._counters.items() if name == kind}
 
     def forget(self, topic: str | None = None, group: str | None = None) -> None:
-        """Drop a topic's counters, or a group's."""
+        """Drop the counters of a topic or of a group."""
         for kind, key in list(self._counters):
             name, _, of_group = key.partition("@")
             if name == topic or (of_group and of_group == group):

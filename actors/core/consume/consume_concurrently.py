@@ -1,13 +1,13 @@
-"""ConsumeConcurrently consumes many messages of a queue at a time (spec/messaging.md §5.8).
+"""Consumes many messages of a queue in parallel (ConsumeConcurrently, spec/messaging.md §5.8).
 
-Several tasks of a queue are at the listener at once. Failed messages are sent back to the broker, which delivers them
-later through the retry topic. So a slow or failing message holds back only the offset to commit.
+Several tasks of a queue are at the listener at the same time. Failed messages are sent back to the broker, which
+delivers them later through the retry topic. So a slow or failing message delays only the offset commit.
 
-If a listener's process dies, all its tasks end with it, and the message that killed it is unknown. Each task is
-delivered again. After `SUSPECT_DEATHS` deaths a task is split into single messages, its suspects, which are delivered
-one by one, so that a harmless message is cleared by being consumed. If the process dies `TRIALS_MAX` times while a
-message is the only suspect at the listener, the message is sent back. If it has already come back from the retry topic,
-it goes to the dead letters at once.
+If a listener's process dies, all its tasks end, and it is unknown which message caused the crash. Each task is
+delivered again. After `SUSPECT_DEATHS` deaths a task is split into single messages, its suspects. The suspects are
+delivered one by one, so that a harmless message is cleared when it is consumed. If the process dies `TRIALS_MAX` times
+while a message is the only suspect at the listener, the message is sent back. If that message has already been
+redelivered from the retry topic, it goes to the dead letters at once.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport
 
 TASKS_AHEAD: Final = 4
-"""Full tasks in flight, so that the listener has work while other tasks are being transferred."""
+"""Number of full tasks in flight, so that the listener has work while other tasks are being transferred."""
 SUSPECT_DEATHS: Final = 2
-"""Deaths of the listener's process after which the messages of a task are suspects."""
+"""Number of deaths of the listener's process after which a task's messages are suspected of causing the crash."""
 WAYS_MAX: Final = 16
-"""The most groups of a task's failures that are sent back separately, each with its own reason and durable append."""
+"""Maximum number of groups of a task's failed messages that are sent back separately. Each group has its own reason and
+durable append."""
 MANY_REASONS: Final = "many messages failed together, with different errors: the listener's log has them"
 TRIALS_MAX: Final = 2
-"""Deaths with the same single suspect after which the suspect is sent back."""
+"""Number of deaths with the same single suspect message after which that message is sent back."""
 
 
 class ConsumeConcurrently(ConsumeService):
-    """Tasks and failures of a concurrent consumer. `settings.threads` listener calls run at a time."""
+    """Cuts tasks and handles failures for a concurrent consumer. `settings.threads` listener calls run in
+    parallel."""
 
     def __init__(self, settings: PushSettings) -> None:
         super().__init__(settings)
         self.uncommitted_max = settings.consume_concurrently_max_span
         self._flying: set[ConsumeTask] = set()
-        """Tasks at the listener, of all queues."""
+        """The tasks of all queues that are at the listener."""
         self._suspect: ConsumeTask | None = None
-        """The only suspect at the listener."""
+        """The task with the only suspected message at the listener; None if no suspect is there."""
 
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
         taken: list[ConsumeTask] = []
@@ -81,7 +83,8 @@ class ConsumeConcurrently(ConsumeService):
         if process_queue.dropped:
             return Reaction()
         failed: set[int] = set()
-        # By delay level, by the reason of messages that cannot be read, which are dead at once, and by their error.
+        # Indices of failed messages, grouped by delay level, by the reason why they are unreadable (such messages
+        # become dead letters at once), and by error.
         by_way: dict[tuple[int, str, str], set[int]] = defaultdict(set)
         for failure in report.failures:
             indices = ended & set(range(failure.first, failure.first + failure.count))
@@ -101,7 +104,7 @@ class ConsumeConcurrently(ConsumeService):
         if not failed:
             return Reaction(len(ended))
         if not self.clustering:
-            process_queue.finish(task, failed & task.unfinished)  # logged, and lost (spec/messaging.md §5.8)
+            process_queue.finish(task, failed & task.unfinished)  # logged, messages are lost (spec/messaging.md §5.8)
             return Reaction(len(ended) - len(failed), len(failed))
         return Reaction(
             len(ended) - len(failed),
@@ -174,7 +177,8 @@ class ConsumeConcurrently(ConsumeService):
     def _deliver_again(
         self, process_queue: ProcessQueue, task: ConsumeTask, indices: tuple[int, ...], now_s: float
     ) -> None:
-        """Move messages to a new task that is delivered again. They are no longer unfinished in the old task."""
+        """Move messages of a task to a new task, which is delivered again. The old task no longer counts them as
+        unfinished."""
         task.unfinished.difference_update(indices)
         if indices and process_queue.revoked_at_s is None:
             messages = task.messages.pick(indices)

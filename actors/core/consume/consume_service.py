@@ -1,4 +1,5 @@
-"""The common part of ConsumeConcurrently and ConsumeOrderly: the sizes of tasks, their numbers, and send-backs."""
+"""The common base of ConsumeConcurrently and ConsumeOrderly: sizes and numbers of tasks, and messages that are sent
+back."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from raymq.client.consumer.push.settings import PushSettings
 from raymq.common.protocol.consume_result import ConsumeReport, Failure
 
 TASKS_MAX: Final = 64
-"""The most tasks at one listener at a time."""
+"""Maximum number of tasks at one listener at the same time."""
 TASK_TARGET_S: Final = 0.1
-"""The target duration of a task: long compared with the call that carries it, short for the queue that waits for it."""
+"""Target duration, in seconds, of a task: long compared with the call that carries it, short for the queue that waits
+for it."""
 TASK_FIRST: Final = 32
-"""The number of messages in a task before the time per message is known."""
+"""Number of messages in a task while the time per message is not known yet."""
 SEND_BACK_RETRY_S: Final = 5.0
-"""After this time a message that could not be sent back is delivered here again (spec/messaging.md §5.8)."""
+"""Time, in seconds, after which a message is redelivered locally because it could not be sent back (spec/messaging.md
+§5.8)."""
 DEAD_LETTER: Final = -1
 """The delay level that sends a message to the dead-letter topic."""
 _PACE_WEIGHT: Final = 0.2
@@ -31,10 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendBack:
-    """Messages for the retry topic, or, with `delay_level` -1 or too many reconsumptions, for the dead-letter topic.
+    """Messages to send back: to the retry topic, or to the dead-letter topic if `delay_level` is -1 or the retry limit
+    is reached.
 
     The messages are those at `indices` of `task`. `max_reconsume_times` -1 means the group's setting at the broker.
-    `reason`: why the messages failed. `unreadable`: why they cannot be read, if so; the dead letters keep it.
+    `reason`: why the messages failed. `unreadable`: why the messages cannot be read, or empty; the dead letters store
+    this text.
     """
 
     task: ConsumeTask
@@ -46,13 +51,14 @@ class SendBack:
 
     @property
     def messages(self) -> TaskRecords:
-        """The messages to send back."""
+        """Return the records of the messages to send back."""
         return self.task.messages.pick(self.indices)
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """The result of a report: the numbers of consumed and failed messages, and the messages to send back."""
+    """The result of applying a report: the numbers of consumed and failed messages, and the messages to send
+    back."""
 
     ok: int = 0
     failed: int = 0
@@ -60,26 +66,25 @@ class Reaction:
 
 
 class ConsumeService(ABC):
-    """Cuts tasks from process queues, and applies the reports about them to the queues."""
+    """Cuts tasks from process queues, and applies the listener's reports about these tasks to the queues."""
 
     uncommitted_max: int
-    """The most finished messages of a queue that may wait for a commit. They are delivered again if this process
-    dies.
-    """
+    """Maximum number of a queue's finished messages that may wait for a commit. If this process dies, these messages
+    are delivered again."""
 
     def __init__(self, settings: PushSettings) -> None:
         self.settings = settings
         self.clustering = settings.clustering
         self._numbers = 0
-        """The number of the last task."""
+        """The number given to the last delivered task."""
         self._turn = 0
-        """The number of calls of `next_tasks`, so that each call begins with another queue."""
+        """The number of calls of `next_tasks`. It selects the queue with which a call begins."""
         self._pace_s: float | None = None
-        """Seconds per message, averaged over tasks; None before the first task."""
+        """Seconds per message, as a moving average over tasks; None before the first task has ended."""
 
     @abstractmethod
     def next_tasks(self, queues: Sequence[ProcessQueue], now_s: float) -> list[ConsumeTask]:
-        """Return the tasks that the listener gets now. They are in flight on return."""
+        """Return the tasks to deliver to the listener now, and mark them as in flight."""
 
     @abstractmethod
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
@@ -87,20 +92,22 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def died(self, task: ConsumeTask, now_s: float) -> Reaction:
-        """Prepare the rest of a task in flight for redelivery, because the listener's process died."""
+        """Prepare the unfinished messages of a task in flight for redelivery, because the listener's process
+        died."""
 
     @abstractmethod
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        """Prepare messages for redelivery here, because the broker did not take them back."""
+        """Prepare messages for local redelivery, because they could not be sent back to the broker."""
 
     def sent_back(self, sent: SendBack) -> None:
-        """Finish messages that the broker has taken back."""
+        """Mark messages as finished after the broker has taken them back."""
         process_queue = sent.task.process_queue
         process_queue.finish(sent.task, sent.indices)
         self._sending_ended(sent)
 
     def _skip_damaged(self, task: ConsumeTask, failure: Failure, indices: Collection[int]) -> None:
-        """Finish messages whose records are damaged: they can neither be delivered nor copied."""
+        """Skip messages whose records are damaged: mark them as finished, because they can neither be delivered nor
+        copied."""
         process_queue = task.process_queue
         process_queue.finish(task, indices)
         process_queue.skipped += len(indices)
@@ -109,7 +116,7 @@ class ConsumeService(ABC):
             logger.error("%d message(s) of %s are skipped: %s", len(indices), task.queue, failure.error)
 
     def next_time_s(self, process_queue: ProcessQueue) -> float | None:
-        """Return when the earliest pause of this queue ends; None if it has no pause."""
+        """Return the time at which the earliest pause of this queue ends; None if the queue has no pause."""
         return min((task.ready_at_s for task in process_queue.again), default=None)
 
     def _sending(self, sent: SendBack) -> SendBack:
@@ -129,9 +136,8 @@ class ConsumeService(ABC):
         return task
 
     def _land(self, task: ConsumeTask, report: ConsumeReport) -> set[int]:
-        """Record the progress in a report, and return the indices of messages consumed or failed since the last
-        report.
-        """
+        """Record the progress in a report. Returns the indices of messages that were consumed or failed since the last
+        report."""
         ended = task.unfinished - task.sending
         if report.unfinished:
             ended -= set(report.unfinished)
@@ -147,7 +153,8 @@ class ConsumeService(ABC):
     def _task_size(self, workers: int) -> int:
         """Return the number of messages for a task of `workers` threads, so that the task takes TASK_TARGET_S.
 
-        At most half of `pull_batch_size`, so that one task is consumed while another one is committed.
+        The number is at most half of `pull_batch_size`, so that one task can be consumed while another task is
+        committed.
         """
         batch_max = self.settings.consume_message_batch_max_size
         pace_s = self._pace_s
@@ -155,7 +162,7 @@ class ConsumeService(ABC):
         return max(batch_max, min(size, self.settings.pull_batch_size // 2), 1)
 
     def _in_turn(self, queues: Iterable[ProcessQueue]) -> list[ProcessQueue]:
-        """Return the queues that have messages to deliver, beginning with another queue at each call."""
+        """Return the queues that have messages to deliver, starting with a different queue at each call."""
         ready = [
             process_queue
             for process_queue in queues

@@ -1,4 +1,5 @@
-"""ConsumeStats counts, per topic, how fast a consumer instance was over the last minute (spec/messaging.md §5.11)."""
+"""Counts, per topic, how fast a consumer instance was over the last minute (ConsumeStats, spec/messaging.md
+§5.11)."""
 
 from __future__ import annotations
 
@@ -20,29 +21,30 @@ class _Second:
 
 
 class ConsumeStats:
-    """Counts in slots of one second. Not thread-safe."""
+    """Counters of one consumer instance, in slots of one second. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[_Second]] = defaultdict(deque)
 
     def pulled(self, topic: str, count: int, now_s: float) -> None:
-        """Count messages that were read."""
+        """Count messages that were fetched from a topic."""
         self._now(topic, now_s).pulled += count
 
     def consumed(self, topic: str, ok: int, failed: int, now_s: float) -> None:
-        """Count messages that were consumed (`ok`) and that failed."""
+        """Count messages that were consumed successfully (`ok`) and messages that failed."""
         second = self._now(topic, now_s)
         second.ok += ok
         second.failed += failed
 
     def took(self, topic: str, count: int, consume_s: float, now_s: float) -> None:
-        """Count the seconds that `count` messages took in the listener, all together."""
+        """Add the total time, in seconds, that the listener took for `count` messages."""
         second = self._now(topic, now_s)
         second.timed += count
         second.consume_s += consume_s
 
     def figures(self, now_s: float) -> dict[str, dict[str, float]]:
-        """The figures per topic, under RocketMQ's names: TPS in messages per second, RT in ms per message."""
+        """Return the metrics per topic, under RocketMQ's names: TPS in messages per second, RT in ms per
+        message."""
         return {topic: self._figures(topic, now_s) for topic in sorted(self._seconds)}
 
     def _figures(self, topic: str, now_s: float) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""The state of one queue of a push-consumer instance: fetched, in flight, finished and committed messages.
+"""The state of one queue of a push-consumer instance: its fetched, in-flight, finished and committed messages.
 
     fetch → [waiting records] → tasks in flight → finished
                                   ↑        ↓ failed, or the listener died
                                  [again]  ←┘
 
-State is kept per message (spec/messaging.md §5.5). The offset to commit is the smallest unfinished one, so one slow
-message holds back only the commit. Nothing here survives the process; committed offsets survive at the broker.
+State is kept per message (spec/messaging.md §5.5). The offset to commit is the smallest unfinished offset, so one slow
+message delays only the commit. This state does not survive the process; committed offsets survive at the broker.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from raymq.common.protocol.group import OffsetCommit
 
 @dataclass(slots=True, eq=False)
 class ConsumeTask:
-    """Messages of one queue that are delivered to the listener together, under one number."""
+    """Messages of one queue that are delivered to the listener together, under one task number."""
 
     process_queue: ProcessQueue
     messages: TaskRecords
     number: int = 0
-    """The number of the task, set at its delivery; ascending."""
+    """The number of the task. Assigned in ascending order when the task is delivered."""
     deaths: int = 0
-    """How often the listener's process died while it had these messages."""
+    """How often the listener's process died while this task was at the listener."""
     trials: int = 0
-    """How often the process died while this task was the only suspect (see consume_concurrently)."""
+    """How often the listener's process died while this task was the only suspect (see consume_concurrently)."""
     ready_at_s: float = 0.0
-    """The task is not delivered before this time."""
+    """The earliest time, in seconds, at which the task may be delivered."""
     fetched_s: float | None = None
-    """The indices of the unfinished messages."""
+    """The time, in seconds, at which the first of the messages was fetched; None for a task that is delivered
+    again."""
     unfinished: set[int] = field(default_factory=set)
-    """The indices of the messages that are being sent back to the broker."""
+    """The indices of the unfinished messages."""
     sending: set[int] = field(default_factory=set)
     """Indices of the messages that are being sent back to the broker."""
 
@@ -52,33 +53,33 @@ class ConsumeTask:
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue(AssignedQueue):
-    """One assignment of a queue to an instance, from its grant to its release."""
+    """One assignment of a queue to a push-consumer instance, from the grant of the queue to its release."""
 
     fetch_at_s: float = 0.0
-    """The queue is not fetched from before this time."""
+    """The earliest time, in seconds, at which the queue may be fetched again."""
     offsets: UnfinishedOffsets = field(default_factory=UnfinishedOffsets)
     waiting: deque[TaskRecords] = field(default_factory=deque)
-    """The records that were fetched and not delivered yet, in order."""
+    """The records that were fetched but not delivered yet, in order."""
     waiting_since_s: deque[float] = field(default_factory=deque)
-    """When each of the `waiting` records was fetched."""
+    """The fetch time, in seconds, of each entry of `waiting`."""
     waiting_count: int = 0
-    """Messages in `waiting`."""
+    """The number of messages in `waiting`."""
     visible_end: int = 0
-    """The visible end of the queue, by the last fetch."""
+    """The visible end offset of the queue, as of the last fetch."""
     again: list[ConsumeTask] = field(default_factory=list)
     """The tasks that wait for redelivery."""
     flying: set[ConsumeTask] = field(default_factory=set)
     """The tasks at the listener."""
     sending: set[ConsumeTask] = field(default_factory=set)
-    """Tasks with messages that are being sent back."""
+    """The tasks with messages that are being sent back to the broker."""
     size_bytes: int = 0
-    """Record bytes of the unfinished messages."""
+    """The total size, in bytes, of the unfinished messages' records."""
     finished_count: int = 0
-    """Messages finished since the last commit that the broker has answered."""
+    """The number of messages finished since the last commit that the broker accepted."""
     asked_count: int = 0
-    """The `finished_count` at the last `ask`."""
+    """The value of `finished_count` at the last call of `ask`."""
     trouble: str = ""
-    """The reason of the last failure; empty after a success."""
+    """The reason of the queue's last failure; empty after a success."""
     skipped: int = 0
     """The number of messages that were skipped because their records are damaged."""
     last_skipped: str = ""
@@ -101,20 +102,21 @@ class ProcessQueue(AssignedQueue):
 
     @property
     def commit_offset(self) -> int:
-        """The offset to commit: every message before it is finished."""
+        """The offset to commit. Every message before this offset is finished."""
         return self.offsets.first if len(self.offsets) else self.fetch_offset
 
     def grant(self, generation: int) -> None:
-        """Keep the queue in this generation.
+        """Record the new generation of the assignment, and keep the queue.
 
-        A revoked queue is granted again after its release: the listener may still have messages of it, and all others
-        are given up.
+        Does nothing for a revoked queue: the listener may still have messages of it, and all its other messages were
+        given up. A revoked queue is granted again after its release.
         """
         if not self.revoked:
             AssignedQueue.grant(self, generation)
 
     def revoke(self, now_s: float) -> None:
-        """Stop fetching and delivering. Undelivered messages stay unfinished, and hold back the commit offset."""
+        """Stop fetching and delivering messages of the queue. Undelivered messages stay unfinished, so the commit
+        offset does not pass them."""
         AssignedQueue.revoke(self, now_s)
         self.waiting.clear()
         self.waiting_since_s.clear()
@@ -122,19 +124,21 @@ class ProcessQueue(AssignedQueue):
         self.again.clear()
 
     def ask(self, offset: int | None) -> OffsetCommit:
-        """Return the commit of `offset` for the broker; None only asks whether the group's offset was reset."""
+        """Return a commit of `offset` for the broker. With None the commit only requests whether the group's offset was
+        reset."""
         self.asked_count = self.finished_count
         return AssignedQueue.ask(self, offset)
 
     def committed_to(self, commit: OffsetCommit) -> None:
-        """Record that the broker has accepted the last commit."""
+        """Record that the broker has accepted a commit."""
         AssignedQueue.committed_to(self, commit)
         if commit.queue_offset is not None:
             self.finished_count -= self.asked_count
             self.asked_count = 0
 
     def fetched(self, records: TaskRecords, next_offset: int, now_s: float) -> None:
-        """Add fetched messages. The next fetch is at `next_offset`, which may be after the end of these messages."""
+        """Add fetched messages. The next fetch starts at `next_offset`, which may be beyond the end of these
+        messages."""
         self.fetch_offset = next_offset
         if len(records):
             self.offsets.add(records.offsets)
@@ -144,7 +148,8 @@ class ProcessQueue(AssignedQueue):
             self.size_bytes += records.size_bytes
 
     def take_waiting(self, count: int) -> ConsumeTask:
-        """Make a task of the next `count` waiting messages, or of all if there are fewer. At least one must wait."""
+        """Make a task of the next `count` waiting messages, or of all waiting messages if there are fewer. At least one
+        message must wait."""
         parts, fetched_s = [], self.waiting_since_s[0]
         while count and self.waiting:
             records = self.waiting.popleft()
@@ -160,7 +165,7 @@ class ProcessQueue(AssignedQueue):
         return ConsumeTask(self, taken, fetched_s=fetched_s)
 
     def finish(self, task: ConsumeTask, indices: Collection[int]) -> None:
-        """Finish the messages at `indices` of a task; its other messages stay unfinished."""
+        """Mark the messages at `indices` of a task as finished. The task's other messages stay unfinished."""
         if not indices:
             return
         messages = task.messages

@@ -1,15 +1,15 @@
 """The decisions of the Pull actor about the queues of one push-consumer instance.
 
-It keeps a `ProcessQueue` per granted queue, and decides which are fetched (flow control, spec/messaging.md §5.6), which
-offsets are committed, and when a queue may be released; a `ConsumeService` decides which messages go to the listener,
-in order or concurrently.
+A `ProcessQueue` exists for each granted queue. This module decides which queues are fetched (flow control,
+spec/messaging.md §5.6), which offsets are committed, and when a queue may be released. A `ConsumeService` decides which
+messages go to the listener, in order or concurrently.
 
     granted → started → fetch, deliver, commit → revoked → released   (raymq.client.consumer.assignment.assigned_queues)
 
-A revoked queue fetches and delivers nothing new. It waits for its messages at the listener, and is then released; only
-then may the instance stop reporting the queue to the group (raymq.common.protocol.membership). A message that takes
-longer than RELEASE_PATIENCE_S does not delay the release: the new owner delivers the message again. An orderly consumer
-waits for such a message without a limit.
+A revoked queue fetches and delivers no new messages. It is released after its messages at the listener have finished.
+Only after the release may the instance stop reporting the queue to the group (raymq.common.protocol.membership). A
+message that takes longer than RELEASE_PATIENCE_S does not delay the release: the new owner delivers the message again.
+An orderly consumer waits for such a message without a limit.
 
 No threads, no clock, no calls: times are arguments, in seconds. State changes only in the methods of this package.
 """
@@ -33,17 +33,18 @@ from raymq.common.protocol.consume_result import ConsumeReport
 from raymq.common.protocol.group import QueueOffset
 
 RELEASE_PATIENCE_S: Final = 10.0
-"""How long a revoked queue of a concurrent consumer waits for its messages at the listener."""
+"""Time, in seconds, that a revoked queue of a concurrent consumer waits for its messages at the listener."""
 
 PauseState = tuple[bool, frozenset[MessageQueue]]
-"""True if the user has suspended the instance, and the queues that the user has paused.
+"""The pause state of an instance: True if the user has suspended it, and the queues that the user has paused.
 
-A plain tuple, because the listener's process, which stores it, cannot import this package.
+This type is a plain tuple, because the listener's process stores it and cannot import this package.
 """
 
 
 class PullState(Enum):
-    """The reason why a queue is fetched from or not: the first that applies, in this order (spec/messaging.md §5.6)."""
+    """The state of fetching from a queue: PULLING, or the first reason that prevents it, in this order
+    (spec/messaging.md §5.6)."""
 
     REVOKED = "revoked"
     SUSPENDED = "suspended"
@@ -58,32 +59,32 @@ class PullState(Enum):
 
 
 class ProcessQueues(AssignedQueues[ProcessQueue]):
-    """All queues of one instance. Not thread-safe."""
+    """All queues of one push-consumer instance. Not thread-safe."""
 
     def __init__(self, settings: PushSettings, *, fence_after_s: float = FENCE_AFTER_S) -> None:
         super().__init__(fence_after_s=fence_after_s)
         self._settings = settings
         self._ending: dict[MessageQueue, set[ConsumeTask]] = {}
-        """Orderly only: tasks of lost queues that are still at the listener."""
+        """For an orderly consumer: tasks of released or lost queues that are still at the listener, by queue."""
         self._per_topic: Counter[str] = Counter()
-        """The number of held queues per topic, which share the topic's thresholds."""
+        """The number of held queues per topic. The queues of a topic share the topic's flow-control thresholds."""
         self._stopping = False
         self._paused: set[MessageQueue] = set()
-        """The queues that the user has paused, whether held or not."""
+        """The queues that the user has paused, even if this instance does not hold them."""
         self._suspended = False
         self._listener_away = True
         self.service: ConsumeService = ConsumeOrderly(settings) if settings.orderly else ConsumeConcurrently(settings)
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics of the subscriptions, and the group's retry topic."""
+        """The subscribed topics and the group's retry topic."""
         return frozenset(self._settings.topics)
 
     def process_queues(self) -> list[ProcessQueue]:
-        """Return all process queues, for reports."""
+        """Return the process queues of this instance, for reports."""
         return list(self._queues.values())
 
-    # The user and the listener's process
+    # Control by the user, and state of the listener's process
 
     @property
     def suspended(self) -> bool:
@@ -92,12 +93,12 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
 
     @property
     def paused(self) -> frozenset[MessageQueue]:
-        """The queues that the user has paused, whether held or not."""
+        """The queues that the user has paused, even if this instance does not hold them."""
         return frozenset(self._paused)
 
     @property
     def listener_away(self) -> bool:
-        """True while nothing can be delivered, because the listener's process is not known to run."""
+        """True if no message can be delivered, because the listener's process is not known to run."""
         return self._listener_away
 
     def suspend(self, suspended: bool) -> None:
@@ -105,19 +106,20 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         self._suspended = suspended
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop fetching and delivering these queues, whether held or not."""
+        """Stop fetching and delivering messages of these queues, even if this instance does not hold them."""
         self._paused.update(queues)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Resume paused queues."""
+        """Resume fetching and delivering messages of paused queues."""
         self._paused.difference_update(queues)
 
     def listener_lost(self) -> None:
-        """Stop delivery until `listener_back`: the listener's process has ended, or is a new one."""
+        """Stop delivery until `listener_back`, because the listener's process has ended or was replaced by a new
+        process."""
         self._listener_away = True
 
     def listener_back(self, kept: PauseState | None = None) -> None:
-        """Resume delivery, because the listener's process answers.
+        """Resume delivery, because the listener's process answers again.
 
         `kept`: what the user has suspended and paused, if known; it applies from now on.
         """
@@ -126,10 +128,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             self._paused.update(paused)
         self._listener_away = False
 
-    # Ownership
+    # Ownership of queues
 
     def stop(self, now_s: float) -> None:
-        """Take no more queues, and revoke the held ones."""
+        """Accept no more queues, and revoke the queues that the instance holds."""
         self._stopping = True
         self.revoke(self._queues, now_s)
 
@@ -140,7 +142,11 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return not self._stopping or queue in self._queues
 
     def _may_go(self, assigned: ProcessQueue, now_s: float) -> bool:
-        """True if none of a queue's tasks is in flight, and every finished message is committed."""
+        """Return True if a queue may be released: none of its tasks is in flight, and every finished message is
+        committed.
+
+        A concurrent consumer waits at most RELEASE_PATIENCE_S for tasks in flight.
+        """
         if assigned.dirty:
             return False
         if assigned.idle and assigned.queue not in self._ending:
@@ -149,9 +155,9 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return not self._settings.orderly and now_s - since_s > RELEASE_PATIENCE_S
 
     def _reset(self, assigned: ProcessQueue, start: QueueOffset) -> None:
-        """Drop the messages of a queue and continue at the offset to which the group was reset.
+        """Drop the messages of a queue, and continue at the offset to which the group was reset.
 
-        A revoked queue stays revoked: its next owner waits until the listener has finished.
+        A revoked queue stays revoked: its next owner waits until the listener has finished the queue's tasks.
         """
         queue, revoked_at_s = assigned.queue, assigned.revoked_at_s
         self.lose([queue])
@@ -164,9 +170,9 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return super()._take_up(assigned)
 
     def _state_changed(self, assigned: ProcessQueue) -> None:
-        """Forget a queue that was released or lost. Later reports about its tasks have no effect.
+        """Drop a queue that was released or lost. Later reports about its tasks have no effect.
 
-        If an orderly consumer is granted the queue again, it waits until these tasks have ended.
+        If an orderly consumer is granted the queue again, delivery waits until these tasks have ended.
         """
         super()._state_changed(assigned)
         if assigned.dropped:
@@ -174,10 +180,10 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             if assigned.flying and self._settings.orderly:
                 self._ending.setdefault(assigned.queue, set()).update(assigned.flying)
 
-    # Fetching
+    # Fetching messages
 
     def pull_state(self, process_queue: ProcessQueue) -> PullState:
-        """Return PULLING if the queue is fetched from, or the first reason why it is not."""
+        """Return PULLING if the queue may be fetched from, else the first reason why it may not."""
         settings, share = self._settings, max(1, self._per_topic[process_queue.queue.topic])
         too_many = settings.pull_threshold_for_queue
         if settings.pull_threshold_for_topic > 0:
@@ -201,7 +207,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return next((state for holds, state in rows if holds), PullState.PULLING)
 
     def wanted(self, now_s: float) -> dict[MessageQueue, int]:
-        """Return the next offset to fetch for each queue that is fetched from now."""
+        """Return the queues to fetch from now, each with the next offset to fetch."""
         return {
             queue: process_queue.fetch_offset
             for queue, process_queue in self._queues.items()
@@ -211,9 +217,9 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
     def fetched(
         self, queue: MessageQueue, from_offset: int, records: TaskRecords, next_offset: int, now_s: float
     ) -> None:
-        """Add the messages that a fetch from `from_offset` found; the next fetch is at `next_offset`.
+        """Add the messages that a fetch from `from_offset` returned. The next fetch starts at `next_offset`.
 
-        Ignored if the queue was revoked during the fetch, or is now fetched at another offset.
+        Does nothing if the queue was revoked during the fetch, or is now fetched at another offset.
         """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
@@ -223,35 +229,36 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             process_queue.fetch_at_s = now_s + self._settings.pull_interval_ms / 1000 if len(records) else 0.0
 
     def saw_end(self, queue: MessageQueue, visible_end: int) -> None:
-        """Record the visible end of a queue, from a fetch."""
+        """Record the visible end offset of a queue, as returned by a fetch."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.visible_end = visible_end
 
     def jump(self, queue: MessageQueue, from_offset: int, to_offset: int) -> None:
-        """Continue fetching at `to_offset`, because the store does not hold `from_offset`.
+        """Continue fetching at `to_offset`, because the store does not have `from_offset`.
 
-        A jump back waits until every held message is finished. Ignored if the queue was revoked during the fetch, or is
-        now fetched at another offset.
+        A jump back waits until every fetched message is finished. Does nothing if the queue was revoked during the
+        fetch, or is now fetched at another offset.
         """
         process_queue = self._fetched_at(queue, from_offset)
         if process_queue is None:
             return
         if to_offset > from_offset or not process_queue.count:
-            # The held messages were read before the gap appeared: they are delivered first.
+            # The messages already fetched were read before the gap appeared. They are delivered first.
             process_queue.fetch_offset = to_offset
             process_queue.backwards = to_offset < (process_queue.committed or 0)
 
     def unreadable(self, queue: MessageQueue, offset: int, error: Exception) -> None:
-        """Record that the store has lost the message at `offset`, the next one of a queue, in the queue's `trouble`."""
+        """Record in the queue's `trouble` that the store has lost the queue's next message, which is at
+        `offset`."""
         process_queue = self._queues.get(queue)
         if process_queue is not None:
             process_queue.trouble = f"the message at offset {offset} cannot be read: {error}"
 
-    # Delivering
+    # Delivering messages
 
     def deliverable(self, now_s: float) -> list[ConsumeTask]:
-        """Return the tasks that the listener gets now. They are in flight on return."""
+        """Return the tasks to deliver to the listener now, and mark them as in flight."""
         if self._suspended or self._listener_away:
             return []
         ready = [
@@ -262,7 +269,7 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return self.service.next_tasks(ready, now_s)
 
     def next_time_s(self) -> float | None:
-        """Return when the earliest pause of a delivery or a fetch ends; None if there is none."""
+        """Return the time at which the earliest pause of a delivery or a fetch ends; None if nothing is paused."""
         times = [
             time_s
             for process_queue in self._queues.values()
@@ -272,27 +279,30 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
         return min(times, default=None)
 
     def reported(self, task: ConsumeTask, report: ConsumeReport, now_s: float) -> Reaction:
-        """Apply the listener's report about a task, and return the reaction to it."""
+        """Apply the listener's report about a task. Returns the numbers of consumed and failed messages, and the
+        messages to send back."""
         if report.ended:
             self._ended(task)
         reaction = self.service.reported(task, report, now_s)
         if reaction.ok and task.queue.topic == self._settings.retry_topic:
-            # The messages that had failed came back through the retry topic, and are consumed now.
+            # Messages that had failed were redelivered through the retry topic, and are consumed now. So no queue has a
+            # current failure.
             for process_queue in self._queues.values():
                 process_queue.trouble = ""
         return reaction
 
     def died(self, task: ConsumeTask, now_s: float) -> Reaction:
-        """Prepare the rest of a task for redelivery, because the listener's process died while it had the task."""
+        """Prepare the unfinished messages of a task for redelivery, because the listener's process died while it had
+        the task."""
         self._ended(task)
         return self.service.died(task, now_s)
 
     def sent_back(self, sent: SendBack) -> None:
-        """Finish messages that the broker has taken back."""
+        """Mark messages as finished after the broker has taken them back."""
         self.service.sent_back(sent)
 
     def send_back_failed(self, sent: SendBack, now_s: float) -> None:
-        """Deliver messages here again that the broker did not take back."""
+        """Prepare messages for local redelivery, because they could not be sent back to the broker."""
         self.service.send_back_failed(sent, now_s)
 
     def _ended(self, task: ConsumeTask) -> None:
@@ -302,10 +312,11 @@ class ProcessQueues(AssignedQueues[ProcessQueue]):
             if not ending:
                 del self._ending[task.queue]
 
-    # Committing
+    # Committing offsets
 
     def commit_is_urgent(self) -> bool:
-        """True if a queue waits for a commit: it is revoked, or a crash now would repeat many finished messages."""
+        """Return True if a commit is urgent: a revoked queue waits for it, or a crash now would redeliver many finished
+        messages."""
         limit = max(1, self.service.uncommitted_max // 2)
         return any(
             process_queue.finished_count - process_queue.asked_count >= limit

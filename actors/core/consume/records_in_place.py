@@ -1,8 +1,9 @@
-"""Records of one queue that stay in the store's mapped files, selected and joined by their positions.
+"""Records of one queue that stay in the store's memory-mapped files, selected and joined by their positions.
 
-A Pull actor on the store's node keeps fetched messages in this form: it reads only queue units, and its Listener reads
-the records at these positions. The maps are kept, so the records stay readable after their files are deleted. The class
-has the methods of MemoryRecords, and converts to MemoryRecords when bytes are needed.
+A Pull actor on the store's node keeps fetched messages in this form. It reads only queue units (entries of a consume
+queue), and its Listener reads the records at these positions. The memory maps stay open, so the records stay readable
+after their files are deleted. The class has the methods of MemoryRecords, and converts to MemoryRecords when bytes are
+needed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class RecordsInPlace:
 
     files: StoreFiles
     parts: tuple[LocatedRecords, ...]
-    """The records, in non-empty parts that lie in one file each."""
+    """The records, as non-empty parts; each part lies in one file."""
     offsets: Sequence[int]
-    """The total length of the records in bytes."""
+    """The queue offset of each record, in ascending order."""
     size_bytes: int
-    """The length of all records."""
+    """The total size, in bytes, of all records."""
 
     @classmethod
     def of(cls, files: StoreFiles, parts: Sequence[LocatedRecords]) -> RecordsInPlace:
-        """Join the records of all parts."""
+        """Join the records of all parts, which lie in the files of one store."""
         if len(parts) == 1:
             return cls(files, tuple(parts), parts[0].offsets.tolist(), int(parts[0].sizes.sum()))
         offsets = [offset for part in parts for offset in part.offsets.tolist()]
@@ -41,7 +42,7 @@ class RecordsInPlace:
 
     @property
     def data(self) -> bytes:
-        """Return the records' bytes, back to back."""
+        """Return the bytes of all records, concatenated."""
         return b"".join(
             [
                 part.data[start : start + size]
@@ -51,17 +52,18 @@ class RecordsInPlace:
         )
 
     def size_of(self, indices: Iterable[int]) -> int:
-        """Return the total length of the records at these indices."""
+        """Return the total size, in bytes, of the records at these indices."""
         sizes = [size for part in self.parts for size in part.sizes.tolist()]
         return sum(sizes[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """Return these records as bytes."""
+        """Copy these records into memory, as MemoryRecords."""
         ends = np.cumsum(np.concatenate([part.sizes for part in self.parts]))
         return MemoryRecords(self.data, [0, *ends.tolist()], list(self.offsets))
 
     def part(self, first: int, last: int) -> RecordsInPlace:
-        """Return records `first` to `last - 1`, at least one; this object itself if these are all records."""
+        """Return records `first` to `last - 1`, which must be at least one record. Returns this object itself if the
+        range covers all records."""
         if first == 0 and last == len(self):
             return self
         parts, before = [], 0
@@ -74,9 +76,8 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, parts)
 
     def pick(self, indices: Iterable[int]) -> RecordsInPlace:
-        """Return the records at these indices, at least one, in ascending order; this object itself if these are all
-        records.
-        """
+        """Return the records at these indices, which must be ascending and at least one. Returns this object itself if
+        all records are picked."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
@@ -85,11 +86,12 @@ class RecordsInPlace:
         return RecordsInPlace.of(self.files, [self.part(index, index + 1).parts[0] for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """Return how often a consumer gave record `index` back, from its header."""
+        """Return how often record `index` was sent back by a consumer, as stored in the record's header."""
         return self.pick((index,)).in_memory().reconsume_times(0)
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return these records, with the reconsume times increased by one for those at `indices`."""
+        """Return a copy of these records in memory, with the reconsume times of the records at `indices` increased by
+        one."""
         return self.in_memory().failed_once_more(indices)
 
 
@@ -97,9 +99,9 @@ TaskRecords = MemoryRecords | RecordsInPlace
 
 
 def join_parts(parts: Sequence[TaskRecords]) -> TaskRecords:
-    """Join the records of all parts, at least one, in order. A single part is returned unchanged.
+    """Join the records of all parts, in order. At least one part is required; a single part is returned unchanged.
 
-    The records stay in place if all of them are in one store's files.
+    The joined records stay in the store's files if all parts are in the files of one store.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,1 +1,1 @@
-"""The broker's decisions about questions to clients."""
+"""The broker's decisions about queries (Question) that clients answer."""

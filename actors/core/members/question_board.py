@@ -1,8 +1,8 @@
-"""The questions at a broker that wait for a client to take them, and the clients that poll for questions.
+"""The queries (Question) at a broker that wait for a client, and the clients that poll for queries.
 
-A broker cannot call a program, so a client polls for questions. A question is dropped if its asker withdraws it.
-Bounded: few questions wait for a client that takes none, and silent clients are forgotten. Time is an argument. Nothing
-survives the broker: the asker asks again.
+A broker cannot call a client program, so a client polls for queries. A query is dropped if its sender withdraws it.
+Memory is bounded: few queries wait for a client that does not poll, and clients that stop polling are removed. Time is
+an argument. No query survives the broker: its sender retries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from raymq.common.errors import SystemBusyError
 from raymq.common.members.questions import QUESTION_WAIT_S, Question
 
 LISTENS_S: Final = QUESTION_WAIT_S + 10.0
-"""A client that has not polled for this time does not receive questions."""
+"""Time, in seconds, after its last poll during which a client receives queries."""
 QUESTIONS_WAITING_MAX: Final = 8
-"""The most questions that wait for one client."""
+"""Maximum number of queries that wait for one client."""
 
 
 @dataclass(slots=True)
@@ -26,16 +26,16 @@ class _Client:
 
 
 class QuestionBoard:
-    """The questions of one broker. For one thread at a time."""
+    """The queries that wait for clients at one broker. Not thread-safe."""
 
     def __init__(self) -> None:
-        # Ordered by the time of the last poll, so that silent clients come first.
+        # The clients in the order of their last polls, so that clients that stopped polling come first.
         self._clients: dict[str, _Client] = {}
         self._open: dict[str, str] = {}
-        """The clients of unanswered questions, by ticket."""
+        """The client id of each unanswered query, by ticket."""
 
     def take(self, client_id: str, now_s: float) -> list[Question]:
-        """Return the questions that wait for a client, and record that the client polls."""
+        """Return the queries (Question) that wait for a client, and record the time of the client's poll."""
         client = self._clients.pop(client_id, None) or _Client(now_s)
         self._clients[client_id] = client
         client.asked_s = now_s
@@ -47,7 +47,8 @@ class QuestionBoard:
         return taken
 
     def put(self, client_id: str, question: Question, now_s: float) -> bool:
-        """Queue a question for a client. Returns False if the client does not poll here. SystemBusyError."""
+        """Queue a query (Question) for a client. Returns False if the client does not poll this broker. Raises
+        SystemBusyError if too many queries wait for the client."""
         client = self._clients.get(client_id)
         if client is None or now_s - client.asked_s >= LISTENS_S:
             return False
@@ -58,18 +59,18 @@ class QuestionBoard:
         return True
 
     def answered(self, client_id: str, ticket: str) -> bool:
-        """Close a question. Returns True if it was open and for this client."""
+        """Close a query (Question). Returns True if the query was open and addressed to this client."""
         if self._open.get(ticket) != client_id:
             return False
         del self._open[ticket]
         return True
 
     def withdraw(self, ticket: str) -> None:
-        """Drop a question whose asker no longer waits."""
+        """Drop a query (Question) whose sender no longer waits for the answer."""
         client = self._clients.get(self._open.pop(ticket, ""))
         if client is not None:
             client.waiting = [question for question in client.waiting if question.ticket != ticket]
 
     def leave(self, client_id: str) -> None:
-        """Record that a client has ended."""
+        """Remove a client that has shut down."""
         self._clients.pop(client_id, None)

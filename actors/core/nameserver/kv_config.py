@@ -1,10 +1,11 @@
-"""The NameServer's one durable table: namespace → key → value (spec/messaging.md §1.6).
+"""The NameServer's only durable table: namespace → key → value (spec/messaging.md §1.6).
 
-On disk, in RocketMQ's shape, rewritten whole at each change: {"configTable": {"namespace": {"key": "value"}}}
+The file has RocketMQ's format, and each change rewrites the whole file: {"configTable": {"namespace": {"key":
+"value"}}}
 
-Unlike in RocketMQ, order topics are not in this table: a NameServer may restart on another node, without this file, and
-a sharding key would then change its queue. The logs of the topic's brokers hold order topics, and the brokers register
-them.
+Unlike in RocketMQ, order topics are not in this table. A NameServer may restart on another node, without this file, and
+a sharding key would then change its queue. The logs of the topic's brokers store the order topics, and the brokers
+register them.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ VALUE_MAX_CHARACTERS = 65_536
 
 
 class KvConfig:
-    """The table in memory. Changed only by `changed` and `load`, so that the file can be written first."""
+    """The key-value table in memory. Only `changed` and `load` make a changed table, so that the file can be written
+    first."""
 
     def __init__(self, table: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self._table = {namespace: dict(values) for namespace, values in (table or {}).items()}
 
     def list(self, namespace: str) -> dict[str, str]:
-        """Return all keys and values of a namespace; empty if there are none."""
+        """Return all keys and values of a namespace; an empty dict if the namespace does not exist."""
         return dict(self._table.get(namespace, {}))
 
     def changed(self, namespace: str, key: str, value: str | None) -> KvConfig:
-        """Return a copy with one value set, or deleted with None. InvalidArgumentError: the text cannot be kept
-        here.
-        """
+        """Return a copy of the table with one value set, or deleted if `value` is None. Raises InvalidArgumentError if
+        a text cannot be stored in the table."""
         for what, text in (("namespace", namespace), ("key", key), ("value", "-" if value is None else value)):
             if not isinstance(text, str) or not text.strip() or len(text) > VALUE_MAX_CHARACTERS:
                 raise InvalidArgumentError(f"a {what} is text of 1 to {VALUE_MAX_CHARACTERS} characters, not {text!r}")
@@ -45,12 +46,12 @@ class KvConfig:
         return copy
 
     def dump(self) -> str:
-        """Return the file's text."""
+        """Return the table as the text of its file."""
         return json.dumps({"configTable": self._table}, indent=1, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def load(cls, text: str) -> KvConfig:
-        """Parse the table in a file's text. StoreCorruptError: the text is not a table."""
+        """Parse the table from its file's text. Raises StoreCorruptError if the text is not a table."""
         try:
             table = json.loads(text)["configTable"]
             if not all(isinstance(value, str) for values in table.values() for value in values.values()):

@@ -1,22 +1,23 @@
-"""The NameServer's route table (spec/messaging.md §1): the broker groups, and the queues of each topic that each holds.
+"""The NameServer's route table (spec/messaging.md §1): the broker groups, and for each topic its queues per broker
+group.
 
-How routes follow from registrations belongs here.
-
-Nothing here survives the process. A NameServer that lost its table has it again once each broker has registered, which
-a broker does when the answer to a heartbeat is that the broker is unknown. A registration is always complete: it names
+This module computes routes from registrations. The table does not survive the process. After a restart, brokers get
+"unknown broker" as the answer to their heartbeats, and register again. A registration is always complete: it names
 every topic of the broker.
 
-A registered broker sends later changes (`change_topics`). A change is accepted only if it follows the version known
-here; otherwise the broker registers again.
+A registered broker sends later changes (`change_topics`). The NameServer accepts a change only if it follows the
+version in the table; otherwise the broker registers again.
 
-Each registration has the number of the broker's life. A newer life, or a newer version in the same life, replaces the
-known registration; an older one arrived late and is ignored. Every registration of an older state version is ignored,
-too: it comes from a replica that is no longer master.
+Each registration has the number of the broker's process incarnation. A registration from a newer incarnation, or of a
+newer version from the same incarnation, replaces the registration in the table. An older registration arrived late and
+is ignored. A registration of an older state version is also ignored: it comes from a replica that is no longer the
+master.
 
-The topics of a broker that was silent for too long are kept: such a topic exists, even if no other broker has it.
+If a broker expires because it sent no heartbeat for too long, its topics are kept: such a topic exists, even if no
+other broker has it.
 
-Permissions may be changed only here (`wipe_write_perm`), to keep writes away from a broker; the broker's next change
-undoes that.
+`wipe_write_perm` changes permissions only in this table, to keep writes away from a broker. The broker's next change
+restores them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from raymq.common.protocol.route import (
 
 @dataclass(slots=True)
 class _LiveBroker:
-    """A registered broker; `registration` is without its topics. `perm_changed`: permissions were changed here."""
+    """A registered broker. `registration` does not include its topics. `perm_changed`: True if `wipe_write_perm` or
+    `add_write_perm` has changed permissions in this table."""
 
     registration: BrokerRegistration
     topics: dict[str, TopicConfig]
@@ -53,38 +55,39 @@ class _LiveBroker:
 
 
 class RouteTable:
-    """The routes of one NameServer. `expiry_s`: the silence, in s, after which a broker is dropped."""
+    """The routes of one NameServer. `expiry_s`: time, in s, without a heartbeat after which a broker is
+    dropped."""
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
         self._brokers: dict[str, _LiveBroker] = {}
         self._silent: dict[str, frozenset[str]] = {}
-        """The topics of brokers that were silent for too long."""
+        """The topics of brokers that expired because they sent no heartbeat for too long, by broker name."""
         self.registered: set[str] = set()
         """The names of all brokers that have registered since this table was made."""
 
     def register(self, registration: BrokerRegistration, now_s: float) -> None:
         """Replace all data of a broker. An older registration is ignored.
 
-        The time in a version does not count here. After a restart a broker's last change may be slightly earlier in its
-        log than it was in memory, and that must not keep the broker unregistered.
+        The comparison ignores the time in a version. After a restart, the log may give a broker's last change a
+        slightly earlier time than memory had, and the broker must still be able to register.
         """
         known = self._brokers.get(registration.broker_name)
         if known is not None and _order(registration) < _order(known.registration):
             return
         broker = _LiveBroker(replace(registration, topics=()), {one.topic: one for one in registration.topics}, now_s)
         if known is not None and registration.data_version == known.registration.data_version:
-            # The broker repeats its registration: permissions changed here stay.
+            # The broker registers the same version again, so permissions that were changed in this table stay.
             broker.topics, broker.perm_changed = known.topics, known.perm_changed
         self._brokers[registration.broker_name] = broker
         self._silent.pop(registration.broker_name, None)
         self.registered.add(registration.broker_name)
 
     def change_topics(self, changes: TopicChanges, now_s: float) -> bool:
-        """Apply the changes since a broker's registration.
+        """Apply a broker's changes of topics since its registration.
 
-        Returns False if the broker must register: its previous version is not known here, or permissions were changed
-        here, which its change undoes.
+        Returns False if the broker must register: its previous version is not the version in this table, or permissions
+        were changed in this table. The registration then restores the permissions.
         """
         broker = self._brokers.get(changes.broker_name)
         if broker is None or broker.perm_changed:
@@ -100,7 +103,8 @@ class RouteTable:
         return True
 
     def heartbeat(self, broker_name: str, data_version: DataVersion, now_s: float) -> bool:
-        """Record that a broker is alive. Returns False if it must register: another version is known here, or none."""
+        """Record that a broker is alive. Returns False if the broker must register: this table has no version of the
+        broker, or another version."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.registration.data_version != data_version:
             return False
@@ -113,20 +117,21 @@ class RouteTable:
         self._silent.pop(broker_name, None)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the brokers that were silent for too long, and return their names."""
+        """Drop the brokers that have sent no heartbeat for too long, and return their names."""
         silent = [name for name, broker in self._brokers.items() if now_s - broker.last_update_s > self._expiry_s]
         for name in silent:
             self._silent[name] = frozenset(self._brokers.pop(name).topics)
         return silent
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Forbid writes to a broker until it registers a change. Returns the number of its topics."""
+        """Forbid writes to a broker until the broker registers a change. Returns the number of the broker's
+        topics."""
         return self._change_perm(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Allow reads and writes of a broker's topics again. Returns their number.
+        """Allow reads and writes of a broker's topics again. Returns the number of these topics.
 
-        As in RocketMQ this sets READ and WRITE, whatever was set before.
+        As in RocketMQ, this sets the permission to READ and WRITE, regardless of the earlier permission.
         """
         return self._change_perm(broker_name, lambda perm: PERM_ALL)
 
@@ -141,8 +146,8 @@ class RouteTable:
     def route(self, topic: str) -> TopicRoute:
         """Return the route of `topic`.
 
-        A light queue, which exists without creation, is in every broker group: one queue to read. For other topics
-        TopicNotExistError if no broker has the topic; ServiceNotAvailableError if only silent brokers have it.
+        A light queue needs no creation: every broker group has it, as one queue to read. For any other topic, raises
+        TopicNotExistError if no broker has the topic, and ServiceNotAvailableError if only expired brokers have it.
         """
         if is_light_queue(topic) and self._brokers:
             return TopicRoute(topic, self.brokers(), tuple(QueueData(name, 1, 1, PERM_READ) for name in self.brokers()))
@@ -168,7 +173,7 @@ class RouteTable:
         return {name: broker for name, broker in sorted(self._brokers.items()) if topic in broker.topics}
 
     def order_configs(self) -> dict[str, str]:
-        """Return the queues of each order topic, by topic."""
+        """Return the configured queues of each order topic, by topic."""
         configs = {topic: _order_config(topic, self._holders(topic).values()) for topic in self.topics()}
         return {topic: config for topic, config in configs.items() if config}
 
@@ -177,7 +182,7 @@ class RouteTable:
         return {name: _broker_data(broker) for name, broker in sorted(self._brokers.items())}
 
     def clusters(self) -> dict[str, list[str]]:
-        """Return the broker groups of each cluster, sorted."""
+        """Return the broker groups of each cluster, sorted by name."""
         names: dict[str, list[str]] = {}
         for name, broker in sorted(self._brokers.items()):
             names.setdefault(broker.registration.cluster, []).append(name)
@@ -189,12 +194,14 @@ class RouteTable:
 
 
 def _order_config(topic: str, holders: Iterable[_LiveBroker]) -> str:
-    """Return the first order configuration by broker name: a broker that was added later may not have it yet."""
+    """Return an order topic's configuration from the first broker, by name, that has one. A broker that was added later
+    may not have it yet."""
     return next(filter(None, (broker.topics[topic].order_config for broker in holders)), "")
 
 
 def _attributes(topic: str, holders: Iterable[_LiveBroker]) -> TopicAttributes:
-    """Return the attributes of the first broker by name that has some, as for order configurations."""
+    """Return a topic's attributes from the first broker, by name, that has some. A broker that was added later may not
+    have them yet."""
     found = next(filter(None, (broker.topics[topic].attributes for broker in holders)), {})
     return TopicAttributes.parse(found)
 

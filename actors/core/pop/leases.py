@@ -1,19 +1,21 @@
 """The leases of a consumer group: which offsets of a queue are leased to simple consumers, and until when.
 
-The content of a lease, and its record, belong here.
+This module defines a lease, its record and its clock. An offset is settled if it was acknowledged, or moved to another
+lease.
 
     settled          leased, some settled            not leased yet
     ───────────────┬────────────────────────────────┬─────────────────────→ offsets
                    committed = first unsettled      next_offset
 
-A queue without leases has no entry here: its next offset is the group's committed one. Each record of a change sets and
-drops whole leases by their keys, so applying a record again changes nothing (actors.core.broker.state).
+The table has no entry for a queue without leases: the next offset of such a queue is the group's committed offset. Each
+record of a change sets and drops whole leases by their keys, so applying a record again changes nothing
+(actors.core.broker.state).
 
-The clock of leases: the wall clock, except that it never goes back and never stops.
+The clock of leases follows the wall clock, but never goes back and never stops.
 
-A lease ends at a time of day, because it outlives the broker's process. After the wall clock is set back, this clock
-continues from its last time, at the rate of the monotonic clock, until the wall clock is ahead again. So a lease does
-not last an hour longer because the clock was set back by an hour.
+A lease ends at a time of day, because the lease survives the broker's process. After the wall clock is set back, the
+clock of leases continues from its last time, at the rate of the monotonic clock, until the wall clock is ahead again.
+So if the wall clock is set back by an hour, a lease does not last an hour longer.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from typing import Any, Final, NamedTuple
 
 
 class LeaseClock:
-    """A thread-safe clock. `wall_ms` returns the time in ms since 1970, `monotonic_ms` a time in ms that never goes
-    back.
+    """A clock for leases, which never goes back. Thread-safe.
+
+    `wall_ms` returns the time in ms since 1970. `monotonic_ms` returns a time in ms that never goes back.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
@@ -35,7 +38,7 @@ class LeaseClock:
         self._latest_ms, self._latest_at_ms = 0, monotonic_ms()
 
     def now_ms(self) -> int:
-        """Return the time in ms since 1970, never less than before."""
+        """Return the time in ms since 1970, never less than a time returned before."""
         with self._lock:
             at_ms = self._monotonic_ms()
             self._latest_ms = max(self._wall_ms(), self._latest_ms + at_ms - self._latest_at_ms)
@@ -43,7 +46,7 @@ class LeaseClock:
             return self._latest_ms
 
     def not_before(self, time_ms: int) -> None:
-        """Continue from `time_ms` at the earliest, because something was stored at that time."""
+        """Set the clock to `time_ms` at least, because a record was stored at that time."""
         with self._lock:
             at_ms = self._monotonic_ms()
             self._latest_ms = max(time_ms, self._latest_ms + at_ms - self._latest_at_ms)
@@ -52,19 +55,18 @@ class LeaseClock:
 
 PopChange = dict[str, Any]
 POP: Final = "pop"
-"""The kind of the records: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset, committed offset, [set
-leases], [keys of dropped leases]], …]}. A lease is [start, pop time in ms, size, invisible time in ms, attempts,
-settled offsets as a hexadecimal number, attempt id].
-"""
+"""The kind of the records that change leases: {"kind": "pop", "group": G, "queues": [[topic, queue id, next offset,
+committed offset, [set leases], [keys of dropped leases]], …]}. A lease is [start, pop time in ms, size, invisible time
+in ms, attempts, settled offsets as a hexadecimal number, attempt id]."""
 
 LeaseKey = tuple[int, int]
-"""A lease's first offset and its pop time in ms, which together are unique among all leases of the queue, past ones
-too.
-"""
+"""The key of a lease: its first offset and its pop time in ms. The key is unique among all present and past leases of
+the queue."""
 
 
 class Lease(NamedTuple):
-    """A lease of `size` offsets from `start` on, made at `pop_ms` for `invisible_ms`, as attempt number `attempts`.
+    """A lease of `size` offsets from `start` on, made at `pop_ms` for `invisible_ms`, as delivery attempt number
+    `attempts`.
 
     Bit i of `settled` is set if this lease no longer covers the offset `start + i`.
     """
@@ -88,7 +90,7 @@ class Lease(NamedTuple):
 
     @property
     def all(self) -> int:
-        """The set of all offsets of the lease."""
+        """A bit set of all offsets of the lease."""
         return (1 << self.size) - 1
 
     @property
@@ -98,19 +100,20 @@ class Lease(NamedTuple):
 
     @property
     def first_unsettled(self) -> int:
-        """The first unsettled offset; the end of the lease if all are settled."""
+        """The first unsettled offset; the end of the lease if all offsets are settled."""
         return self.start + (~self.settled & (self.settled + 1)).bit_length() - 1
 
     def next_pop_ms(self, now_ms: int) -> int:
-        """Return the pop time for a lease that takes over offsets of this lease.
+        """Return the pop time for a new lease that takes over offsets of this lease.
 
-        The pop time is always later, by one millisecond if necessary. So each lease with the same first offset has a
-        key of its own, and a late receipt names exactly the lease for which it was given, or none.
+        The new pop time is always later than this lease's pop time, by one millisecond if necessary. So no two leases
+        with the same first offset have the same key, and a late receipt names exactly the lease for which it was given,
+        or no lease.
         """
         return max(now_ms, self.pop_ms + 1)
 
     def record(self) -> list[int | str]:
-        """Return the fields of the lease for a record."""
+        """Return the lease as a list of its fields, for a record."""
         return [*self[:5], f"{self.settled:x}", self.attempt_id]
 
     @classmethod
@@ -121,39 +124,39 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True)
 class PopQueue:
-    """The leases in one queue, by key."""
+    """The leases of one group in one queue, by lease key."""
 
     next_offset: int
     leases: dict[LeaseKey, Lease] = field(default_factory=dict)
 
     def in_flight(self, now_ms: int) -> int:
-        """Return the number of leased, invisible messages."""
+        """Return the number of leased messages that are still invisible."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms > now_ms])
 
     def due(self, now_ms: int) -> int:
-        """Return the number of messages that were not settled in time."""
+        """Return the number of unsettled messages whose lease time has passed."""
         return sum([lease.unsettled for lease in self.leases.values() if lease.visible_ms <= now_ms])
 
     def first_unsettled(self) -> int:
-        """Return the first unsettled offset."""
+        """Return the first unsettled offset of the queue."""
         return min([self.next_offset, *[lease.first_unsettled for lease in self.leases.values()]])
 
 
 class QueueEdit:
-    """Changes of one queue's leases while they are being decided."""
+    """Collects the changes of one queue's leases while a decision is made."""
 
     def __init__(self, topic: str, queue_id: int, known: PopQueue | None, committed: int) -> None:
         self.topic, self.queue_id = topic, queue_id
         self.queue = PopQueue(committed)
         if known is not None:
-            # A commit of another kind of consumer may be past all leases.
+            # A commit by another kind of consumer may be beyond all leases.
             self.queue = PopQueue(max(known.next_offset, committed), dict(known.leases))
         self._before, self._committed = self.queue.next_offset, committed
         self._set: dict[LeaseKey, Lease] = {}
         self._dropped: set[LeaseKey] = set()
 
     def put(self, lease: Lease) -> None:
-        """Set a lease, or drop it if all its offsets are settled."""
+        """Add or replace a lease; drop it if all its offsets are settled."""
         if lease.settled == lease.all:
             self.drop(lease.key)
             return
@@ -167,7 +170,7 @@ class QueueEdit:
         self._dropped.add(key)
 
     def record(self) -> list[Any] | None:
-        """Return the entry of this queue for a record; None if nothing changed."""
+        """Return this queue's entry for a "pop" record; None if nothing changed."""
         if not self._set and not self._dropped and self.queue.next_offset == self._before:
             return None
         committed = max(self._committed, self.queue.first_unsettled())
@@ -177,7 +180,7 @@ class QueueEdit:
 
 
 def pop_change(group: str, edits: Iterable[QueueEdit]) -> PopChange | None:
-    """Build the record of some edits; None if nothing changed."""
+    """Build the "pop" record of the edits of several queues; None if nothing changed."""
     queues = [record for edit in edits if (record := edit.record()) is not None]
     return {"kind": POP, "group": group, "queues": queues} if queues else None
 
@@ -198,19 +201,20 @@ class PopTable:
         )
 
     def get(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
-        """Return the leases in a queue; None if there are none. Do not keep the result: it changes."""
+        """Return the leases in a queue; None if the queue has no leases. Do not store the result: later records change
+        it."""
         return self.tables.get((group, topic), {}).get(queue_id)
 
     def in_flight(self, group: str, topic: str, now_ms: int) -> dict[int, int]:
-        """Return the number of leased, invisible messages by queue id."""
+        """Return the number of leased messages that are still invisible, by queue id."""
         return {q: queue.in_flight(now_ms) for q, queue in self.tables.get((group, topic), {}).items()}
 
     def edit(self, group: str, topic: str, queue_id: int, committed: int) -> QueueEdit:
-        """Start the changes of a queue in which the group has committed this offset."""
+        """Start an edit of a queue's leases. `committed`: the offset that the group has committed in the queue."""
         return QueueEdit(topic, queue_id, self.get(group, topic, queue_id), committed)
 
     def apply(self, change: PopChange) -> dict[str, dict[int, int]]:
-        """Carry out a record. Returns the committed offsets that it sets, by topic and queue id."""
+        """Apply a "pop" record. Returns the committed offsets that it sets, by topic and queue id."""
         group = change["group"]
         commits: dict[str, dict[int, int]] = {}
         for topic, queue_id, next_offset, committed, leases, dropped in change["queues"]:
@@ -228,7 +232,7 @@ class PopTable:
         return commits
 
     def forget_queues(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
-        """Drop the leases in queues whose offsets were reset."""
+        """Drop a group's leases in queues whose offsets were reset."""
         table = self.tables.get((group, topic), {})
         for queue_id in queue_ids:
             table.pop(queue_id, None)
@@ -236,17 +240,17 @@ class PopTable:
             self.tables.pop((group, topic), None)
 
     def drop_topic(self, topic: str) -> None:
-        """Drop the leases in a topic."""
+        """Drop all groups' leases in a topic."""
         for key in [key for key in self.tables if key[1] == topic]:
             del self.tables[key]
 
     def drop_group(self, group: str) -> None:
-        """Drop a group's leases."""
+        """Drop all leases of a group."""
         for key in [key for key in self.tables if key[0] == group]:
             del self.tables[key]
 
     def dump(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the table for JSON: "topic@group" to queue id to [next offset, leases]."""
+        """Return the table as JSON values: "topic@group" → queue id → [next offset, leases]."""
         return {
             f"{topic}@{group}": {
                 str(queue_id): [queue.next_offset, [lease.record() for lease in queue.leases.values()]]

@@ -1,8 +1,8 @@
 """Decides a receive: which messages of some queues it leases, for how long, and with which attempt number.
 
-Which consumer gets which message when belongs here. Messages that were not settled in time come first, from their own
-queue by their offsets: nothing is copied to another topic. New messages come next. Several consumers may receive from
-one queue, so a group may have more consumers than queues.
+This module decides which consumer gets which message, and when. Messages whose lease has passed without an
+acknowledgement come first. They are read from their own queue by their offsets; no message is copied to another topic.
+New messages come next. Several consumers may receive from one queue, so a group may have more consumers than queues.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from raymq.common.protocol.pop import (
 from raymq.common.protocol.store import QueueEnds
 
 LEASES_MAX: Final = 1024
-"""The number of a group's leases in a queue from which on no new messages are leased, only unsettled ones again."""
+"""Number of a group's leases in a queue at which no new messages are leased. Unsettled messages of old leases still
+are."""
 UNSETTLED_MAX: Final = 65_536
-"""The number of a group's unsettled messages in a queue from which on no new messages are leased."""
+"""Number of a group's unsettled messages in a queue at which no new messages are leased."""
 
 TopicQueue = tuple[str, int]
 """A topic and a queue id."""
 Committed = Callable[[str, int], int]
-"""The group's committed offset in a topic's queue; 0 without one."""
+"""Function that returns the group's committed offset in a topic's queue; 0 if the group has committed none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
     """The decision about a receive.
 
-    It has the record to store (None: nothing changes), the leased ranges, and in `gone` the number of unsettled
-    messages that retention had deleted.
+    `change`: the record to store; None if nothing changes. `ranges`: the leased offset ranges. `gone`: the number of
+    unsettled messages that retention had deleted.
     """
 
     change: PopChange | None
@@ -48,7 +49,7 @@ class LeaseGrant:
 
 
 def check_receive(request: ReceiveRequest) -> None:
-    """Raise InvalidArgumentError for numbers out of bounds."""
+    """Raise InvalidArgumentError if a number in the request is out of its bounds."""
     if not 1 <= request.max_messages <= RECEIVE_MAX_MESSAGES:
         raise InvalidArgumentError(
             f"a receive is for 1 to {RECEIVE_MAX_MESSAGES} messages, not {request.max_messages!r}"
@@ -70,10 +71,10 @@ def decide_receive(
     request: ReceiveRequest,
     now_ms: int,
 ) -> LeaseGrant:
-    """Lease up to `request.max_messages` messages of `queues`, in this order of the queues.
+    """Lease up to `request.max_messages` messages of `queues`, in the order of the queues.
 
-    Skips a queue without known `ends` and, in order mode, a queue with leased, invisible messages. A request that is
-    repeated under its attempt id gets its previous leases, while they are valid.
+    Skips a queue without known `ends`. In order mode, also skips a queue with leased messages that are still invisible.
+    If a request is repeated with its attempt id, it gets its previous leases as long as they are valid.
     """
     group = request.group
     if request.attempt_id:
@@ -106,9 +107,8 @@ def available(
     request: ReceiveRequest,
     now_ms: int,
 ) -> int:
-    """Return about how many messages `decide_receive` could lease now; all wanted ones if the request is a
-    repetition.
-    """
+    """Estimate how many messages `decide_receive` could lease now. If the request repeats an earlier one, return the
+    requested number."""
     if request.attempt_id and _repeated(table, queues, request, now_ms):
         return request.max_messages
     count = 0
@@ -128,7 +128,7 @@ def available(
 
 
 def next_due_ms(table: PopTable, group: str, queues: Sequence[TopicQueue], now_ms: int) -> int | None:
-    """Return the next time at which a lease in `queues` ends; None if there is no lease."""
+    """Return the next time at which a lease in `queues` ends; None if the queues have no leases."""
     times = [
         lease.visible_ms
         for topic, queue_id in queues
@@ -152,13 +152,13 @@ def _repeated(
 
 
 def lease_range(topic: str, queue_id: int, lease: Lease) -> LeasedRange:
-    """Return a lease as a consumer gets it."""
+    """Convert a lease to the form that a consumer receives."""
     places = (topic, queue_id, lease.start, lease.size, lease.pop_ms, lease.invisible_ms, lease.attempts)
     return LeasedRange(*places, f"{lease.settled:x}")
 
 
 def _may_hand_out(queue: PopQueue) -> bool:
-    """True if new messages may be leased beside the unsettled ones."""
+    """Return True if the queue's leases and unsettled messages are few enough to lease new messages."""
     leases = queue.leases
     return len(leases) < LEASES_MAX and (
         len(leases) * RECEIVE_MAX_MESSAGES <= UNSETTLED_MAX
@@ -167,7 +167,7 @@ def _may_hand_out(queue: PopQueue) -> bool:
 
 
 def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
-    """Settle the messages that the queue no longer holds. Returns their number."""
+    """Settle the leased messages that retention has deleted from the queue. Returns their number."""
     queue, gone = edit.queue, 0
     queue.next_offset = max(queue.next_offset, min_offset)
     for lease in [lease for lease in queue.leases.values() if lease.first_unsettled < min_offset]:
@@ -178,7 +178,8 @@ def _drop_deleted(edit: QueueEdit, min_offset: int) -> int:
 
 
 def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int, now_ms: int) -> list[Lease]:
-    """Lease up to `room` messages of one queue: the unsettled ones that are due, in order, then new ones."""
+    """Lease up to `room` messages of one queue: first the unsettled messages of ended leases, in order, then new
+    messages."""
     queue = edit.queue
     due = sorted([lease for lease in queue.leases.values() if lease.visible_ms <= now_ms])
     if request.ordered and len(due) < len(queue.leases):
@@ -196,7 +197,8 @@ def _lease(edit: QueueEdit, max_offset: int, request: ReceiveRequest, room: int,
 
 
 def _again(edit: QueueEdit, old: Lease, request: ReceiveRequest, end: int, now_ms: int) -> Lease:
-    """Lease the unsettled messages before `end` of an ended lease; the rest stays in the old lease."""
+    """Lease the unsettled messages before `end` of an ended lease again. The other messages stay in the old
+    lease."""
     unsettled = ~old.settled & old.all
     taken = unsettled & _below(old, end)
     rest = unsettled & ~taken
@@ -219,7 +221,7 @@ def _new(start: int, count: int, request: ReceiveRequest, pop_ms: int) -> Lease:
 def _end_of_first(leases: Sequence[Lease], number: int) -> int:
     """Return the offset after the first `number` unsettled messages of some leases, whose offsets may interleave.
 
-    Returns the offset after all of them if there are not more.
+    Returns the offset after the last lease if the leases have no more unsettled messages than that.
     """
     low = min([lease.start for lease in leases], default=0)
     high = max([lease.start + lease.size for lease in leases], default=0)
@@ -236,5 +238,5 @@ def _end_of_first(leases: Sequence[Lease], number: int) -> int:
 
 
 def _below(lease: Lease, offset: int) -> int:
-    """Return the set of a lease's offsets that are lower than `offset`."""
+    """Return the bit set of a lease's offsets that are lower than `offset`."""
     return (1 << max(0, min(lease.size, offset - lease.start))) - 1

@@ -1,7 +1,8 @@
-"""Settles leased messages: acknowledges them, changes when they become visible, or takes them back unread.
+"""Settles leased messages: acknowledges them, changes when they become visible, or makes them available again unread.
 
-What an acknowledgement does, and when it has no effect, belongs here. An acknowledgement counts as long as its lease
-exists: also after the lease's time, until the messages are leased again. A later or repeated one has no effect.
+This module decides what an acknowledgement does, and when it has no effect. An acknowledgement counts as long as its
+lease exists: even after the lease's time has passed, until the messages are leased again. A later or repeated
+acknowledgement has no effect.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 from raymq.common.protocol.pop import ALL_OFFSETS, INVISIBLE_MAX_MS, LeasePart
 
 SPLIT_LEASES_MAX: Final = 4 * LEASES_MAX
-"""The most leases of a group in a queue, including leases of messages whose time was changed one by one."""
+"""Maximum number of a group's leases in a queue, including leases of single messages whose invisible time was
+changed."""
 
 
 @dataclass(slots=True)
 class SettleDecision:
-    """The decision: the record to store (None: nothing changes) and, after a change of times, the new lease of each
-    part.
+    """The decision about acknowledgements or changed invisible times.
 
-    A part whose old lease has ended has None instead of a new lease.
+    It has the record to store (None: nothing changes) and, after a change of invisible times, the new lease of each
+    part. A part whose old lease has ended has None instead of a new lease.
     """
 
     change: PopChange | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    """The number of settled messages, by topic."""
+    """The number of messages that this decision settles, by topic."""
     leases: list[Lease | None] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """The number of settled messages."""
+        """The number of messages that this decision settles."""
         return self.counts.total()
 
 
 def decide_ack(table: PopTable, committed: Committed, group: str, parts: Sequence[LeasePart]) -> SettleDecision:
-    """Acknowledge messages. InvalidArgumentError: an offset is not in its lease."""
+    """Decide the acknowledgement of messages. Raises InvalidArgumentError if an offset is not in its lease."""
     edits = _Edits(table, committed, group)
     settled = SettleDecision()
     for part in parts:
@@ -62,10 +64,12 @@ def decide_invisible(
     *,
     counted: bool = True,
 ) -> SettleDecision:
-    """Make messages visible again `invisible_ms` from now: each part becomes a lease of its own, and its old receipt
-    ends.
+    """Decide to make messages visible again `invisible_ms` from now. Each part becomes a new lease, and its old receipt
+    becomes invalid.
 
-    The number of attempts stays; without `counted` this attempt is subtracted. InvalidArgumentError, SystemBusyError.
+    The number of attempts stays the same; without `counted` this attempt is subtracted. Raises InvalidArgumentError if
+    `invisible_ms` is out of bounds or an offset is not in its lease. Raises SystemBusyError if the group has
+    SPLIT_LEASES_MAX leases in the queue.
     """
     if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
         raise InvalidArgumentError(
@@ -93,7 +97,7 @@ def decide_invisible(
 
 
 def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: int) -> Lease:
-    """Build a lease of some offsets of another lease."""
+    """Build a new lease for some offsets of another lease."""
     first = (offsets & -offsets).bit_length() - 1
     count = offsets.bit_length() - first
     pop_ms = old.next_pop_ms(now_ms)
@@ -102,17 +106,17 @@ def _moved(old: Lease, offsets: int, invisible_ms: int, now_ms: int, attempts: i
 
 
 class _Edits:
-    """The edits of all queues that some parts belong to."""
+    """The lease edits of all queues that some lease parts belong to."""
 
     def __init__(self, table: PopTable, committed: Committed, group: str) -> None:
         self._table, self._committed, self._group = table, committed, group
         self._edits: dict[tuple[str, int], QueueEdit] = {}
 
     def find(self, part: LeasePart) -> tuple[QueueEdit, Lease | None, int]:
-        """Return the edit of a part's queue, the part's lease (None if it has ended), and the unsettled offsets of the
-        part.
+        """Return the edit of a part's queue, the part's lease (None if it has ended), and the bit set of the part's
+        unsettled offsets.
 
-        InvalidArgumentError: an offset is not in the lease.
+        Raises InvalidArgumentError if an offset is not in the lease.
         """
         queue = part.topic, part.queue_id
         edit = self._edits.get(queue)

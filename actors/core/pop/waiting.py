@@ -1,6 +1,6 @@
-"""Waiting receives, grouped by what they wait for, in order of arrival.
+"""Waiting receives, grouped by group, topics and order mode, in order of arrival.
 
-How many receives may wait, and which is next, belongs here.
+This module limits how many receives wait, and selects the next receive.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from raymq.common.protocol.pop import ReceiveAnswer, ReceiveRequest
 
 WAITING_MAX: Final = 100_000
 WAITING_OF_KEY_MAX: Final = 1024
-"""RocketMQ's bounds: maxPopPollingSize and popPollingSize."""
+"""Maximum number of waiting receives per key; WAITING_MAX is the limit over all keys. RocketMQ's limits are
+popPollingSize and maxPopPollingSize."""
 FULL_PAUSE_S: Final = 1.0
-"""The time after which a client whose receive was refused may try again."""
+"""Time, in seconds, after which a client may retry a receive that was rejected because too many receives wait."""
 
 WaitKey = tuple[str, tuple[str, ...], bool]
-"""A group, topics, and True for order mode: receives of one key may take each other's messages."""
+"""The key of a waiting receive: group, topics, and True for order mode. Receives with the same key may take each
+other's messages."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReceive:
     """A receive that waits until `deadline_s` (time.monotonic).
 
-    `looked`: the store was asked for its queues' ends after the receive arrived. Any thread may end it by `answer` or
-    `fail`, which must not block.
+    `looked`: True if the store has reported the ends of the receive's queues after the receive arrived. Any thread may
+    finish the receive by calling `answer` or `fail`, which must not block.
     """
 
     request: ReceiveRequest
@@ -44,7 +46,7 @@ class WaitingReceive:
 
 @dataclass(slots=True)
 class WaitingReceives:
-    """All waiting receives at one broker. For one thread."""
+    """All waiting receives at one broker. Not thread-safe."""
 
     _by_key: dict[WaitKey, deque[WaitingReceive]] = field(default_factory=dict)
     _count: int = 0
@@ -53,7 +55,7 @@ class WaitingReceives:
         return self._count
 
     def add(self, receive: WaitingReceive) -> None:
-        """Add a receive after all others. SystemBusyError: too many wait."""
+        """Add a receive after all other receives. Raises SystemBusyError if too many receives wait."""
         waiting = self._by_key.setdefault(receive.key, deque())
         if self._count >= WAITING_MAX or len(waiting) >= WAITING_OF_KEY_MAX:
             raise SystemBusyError(
@@ -65,12 +67,12 @@ class WaitingReceives:
         self._count += 1
 
     def put_back(self, receive: WaitingReceive) -> None:
-        """Put a taken receive back before all others."""
+        """Put a receive that was taken back in front of all other receives."""
         self._by_key.setdefault(receive.key, deque()).appendleft(receive)
         self._count += 1
 
     def firsts(self) -> list[WaitingReceive]:
-        """Return the receive of each key that arrived first."""
+        """Return, for each key, the waiting receive that arrived first."""
         return [waiting[0] for waiting in self._by_key.values()]
 
     def all(self) -> list[WaitingReceive]:

@@ -1,8 +1,8 @@
-"""The strategies that share one topic's queues among the members of a group (spec/messaging.md §5.2).
+"""The strategies that divide one topic's queues among the members of a group (spec/messaging.md §5.2).
 
-A strategy is a pure function from queues, members and its own settings to a list of queues per member. The rules: no
-queue has two owners; the order of the arguments does not matter. STICKY is in sticky.py, and which strategy a group
-uses in target.py.
+A strategy is a pure function: it maps queues, members and its own settings to a list of queues per member. No queue has
+two owners, and the order of the arguments does not matter. STICKY is in sticky.py; target.py selects the strategy of a
+group.
 
     strategy               owners             shares of the members
     AVG                    every queue        differ by one at most; blocks of neighbours
@@ -11,12 +11,12 @@ uses in target.py.
     MACHINE_ROOM           the rooms' queues  differ by one at most
     MACHINE_ROOM_NEARBY    every queue        differ by one at most within each room
 
-CONSISTENT_HASH: queues and members on one ring, so that a joining or leaving member moves only its own queues.
+CONSISTENT_HASH places queues and members on one ring, so that a member that joins or leaves moves only its own queues.
 
 See spec/messaging.md §5.2. Each member has several positions on the ring (virtual nodes) `member-0`, `member-1`, …. A
-queue belongs to the first position at or after its own; after the last position the first one follows. A position is
-the first four bytes of an MD5, big-endian. Shares may differ a lot: hashing spreads the queues, and nothing balances
-them.
+queue belongs to the first member position at or after its own position; after the last position the search continues at
+the first. A position is the first four bytes of an MD5, big-endian. Shares may differ a lot: hashing spreads the
+queues, and no step balances them.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ VIRTUAL_NODES: Final = 10
 
 
 def ring_position(key: str) -> int:
-    """Return the position of a key on the ring, 0 to 2**32 - 1."""
+    """Return the position of a key on the consistent-hash ring, 0 to 2**32 - 1."""
     return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """Return a queue's key: the text that Java prints for it."""
+    """Return a queue's key on the consistent-hash ring: the text that Java prints for the queue."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_by_consistent_hash(
     queues: Iterable[MessageQueue], members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES
 ) -> Shares:
-    """Share the queues by the ring. InvalidArgumentError as `check_shareable`, and for less than one virtual node."""
+    """CONSISTENT_HASH: divide the queues by their positions on the ring. Raises the errors of `check_shareable`, and
+    InvalidArgumentError if `virtual_nodes` is less than 1."""
     queues, members = check_shareable(queues, members)
     if virtual_nodes < 1:
         raise InvalidArgumentError(f"virtual_nodes must be at least 1, not {virtual_nodes}")
-    # If two members have the same position, the last by name gets it.
+    # If two members have the same position on the ring, the last member by name gets it.
     owners = {ring_position(f"{member}-{node}"): member for member in members for node in range(virtual_nodes)}
     positions = sorted(owners)
     shares: Shares = {member: [] for member in members}
@@ -61,7 +62,7 @@ def allocate_by_consistent_hash(
 
 
 Shares = dict[str, list[MessageQueue]]
-"""Every member, with its queues."""
+"""The result of a strategy: every member with its queues."""
 
 ROOM_MARK: Final = "@"
 """A broker named `room@broker` is in the machine room `room`."""
@@ -70,7 +71,8 @@ ROOM_MARK: Final = "@"
 def check_shareable(
     queues: Iterable[MessageQueue], members: Iterable[str]
 ) -> tuple[tuple[MessageQueue, ...], tuple[str, ...]]:
-    """Sort queues and members. InvalidArgumentError if there are none, or for a blank member (golden fact 10)."""
+    """Sort queues and members. Raises InvalidArgumentError if there are no queues or no members, or if a member's name
+    is blank (golden fact 10)."""
     queues, members = tuple(sorted(queues)), tuple(sorted(members))
     if not members:
         raise InvalidArgumentError("queues cannot be shared among no members: the list of members is empty")
@@ -82,9 +84,10 @@ def check_shareable(
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG: blocks of neighbouring queues; the first members get the larger ones. Ten queues, four members: 3, 3, 2, 2.
+    """AVG: each member gets a block of neighbouring queues, and the first members get the larger blocks. Ten queues,
+    four members: 3, 3, 2, 2.
 
-    InvalidArgumentError as in `check_shareable`, like all strategies but CONFIG.
+    Raises InvalidArgumentError as `check_shareable` does. So do all strategies except CONFIG.
     """
     queues, members = check_shareable(queues, members)
     size, rest = divmod(len(queues), len(members))
@@ -98,7 +101,7 @@ def allocate_averagely(queues: Iterable[MessageQueue], members: Iterable[str]) -
 
 
 def allocate_by_circle(queues: Iterable[MessageQueue], members: Iterable[str]) -> Shares:
-    """AVG_BY_CIRCLE: the queues are dealt out in turn, like cards."""
+    """AVG_BY_CIRCLE: deal the queues to the members in turn, like cards."""
     queues, members = check_shareable(queues, members)
     return {member: list(queues[index :: len(members)]) for index, member in enumerate(members)}
 
@@ -109,10 +112,10 @@ def allocate_by_config(
     requests: Mapping[str, Collection[MessageQueue]],
     present: Mapping[MessageQueue, str],
 ) -> Shares:
-    """CONFIG: each member gets exactly the queues that it asks for, if they exist. Nothing is refused.
+    """CONFIG: each member gets exactly the queues that it requests, if they exist. No request is rejected.
 
-    A queue that several members ask for stays with its current owner among them (`present`), else goes to the first by
-    name.
+    If several members request a queue, it stays with its current owner (`present`) if the owner is among them.
+    Otherwise the queue goes to the first of these members by name.
     """
     shares: Shares = {member: [] for member in sorted(members)}
     for queue in sorted(queues):
@@ -124,10 +127,11 @@ def allocate_by_config(
 
 
 def allocate_by_machine_room(queues: Iterable[MessageQueue], members: Iterable[str], rooms: Collection[str]) -> Shares:
-    """MACHINE_ROOM: shares the queues of brokers named `room@broker` with a room of `rooms`; other queues have no
+    """MACHINE_ROOM: divide the queues of brokers named `room@broker` whose room is in `rooms`. Other queues have no
     owner.
 
-    Each member gets a block of n/c queues; of the n mod c left at the end, the first members get one each.
+    With n queues and c members each member gets a block of n // c queues. The remaining n mod c queues go to the first
+    members, one queue each.
     """
     queues, members = check_shareable(queues, members)
     in_rooms = [queue for queue in queues if _room_by_name(queue.broker_name) in rooms]
@@ -150,10 +154,10 @@ def allocate_nearby(
     broker_rooms: Mapping[str, str],
     member_rooms: Mapping[str, str],
 ) -> Shares:
-    """MACHINE_ROOM_NEARBY over AVG: a room's queues go to the members in that room.
+    """MACHINE_ROOM_NEARBY with AVG: the queues of a machine room go to the members in that room.
 
-    The queues of a room without members are shared among all members. `broker_rooms`: broker name to room;
-    `member_rooms`: member to room. InvalidArgumentError if a broker or a member has no room.
+    The queues of a room without members are divided among all members. `broker_rooms`: broker name to room;
+    `member_rooms`: member to room. Raises InvalidArgumentError if a broker or a member has no room.
     """
     queues, members = check_shareable(queues, members)
     queues_by_room: dict[str, list[MessageQueue]] = defaultdict(list)

@@ -1,17 +1,18 @@
-"""The queues that each member of a consumer group holds: the decisions of the Rebalance actor.
+"""The Rebalance actor's decisions about the queues that each member of a consumer group holds.
 
-The answers to heartbeats, and the rules for moving a queue, belong here. HEARTBEAT_STEPS has the answer to each kind of
+This module answers heartbeats, and has the rules for moving a queue. HEARTBEAT_STEPS defines the answer to each kind of
 heartbeat.
 
-The group has two maps. `target`: the member that each queue should go to, by the group's strategy
-(actors.core.rebalance.target); it is computed again when members, their requests or routes change, and every
-RETARGET_INTERVAL_S. `holder`: the member that consumes the queue now, according to its own heartbeats. A queue is
-granted to its target only while no other member holds it. So two members never hold one queue, at the price that a
+The group has two maps. `target` is the member that each queue should go to, by the group's strategy
+(actors.core.rebalance.target). It is computed again when members, their requests or routes change, and every
+RETARGET_INTERVAL_S. `holder` is the member that consumes the queue now, according to that member's heartbeats. A queue
+is granted to its target only while no other member holds it. So two members never hold one queue. The price is that a
 queue waits until its old holder has released it or is known to be dead (raymq.common.protocol.membership).
 
-Nothing survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
-might be held until every member of the old instance has had time for a heartbeat. `grace`: an earlier instance existed;
-if the starter did not pass it, the first heartbeat with another instance's generation shows it.
+No state survives the process. A new instance gets the holders from the members' heartbeats. It grants no queue that
+another member might hold until every member of the old instance has had time to send a heartbeat. `grace`: True if an
+earlier instance existed. If the starter did not pass `grace`, the first heartbeat with another instance's generation
+shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RETARGET_INTERVAL_S: Final = 20.0
 
 
 class HeartbeatSender(Enum):
-    """The process that a heartbeat comes from. Several may use one member's name, one after the other."""
+    """The process that sent a heartbeat. Several processes may use one member's name, one after another."""
 
     STRANGER = "it has no session, or one that is over"
     INVITED = "it was given a session and uses it for the first time"
@@ -37,7 +38,7 @@ class HeartbeatSender(Enum):
 
 
 class HeartbeatKind(Enum):
-    """A heartbeat compared with the newest one of its session."""
+    """The kind of a heartbeat, compared with the newest heartbeat of its session."""
 
     NEXT = "newer than all, or the first of its session"
     REPEATED = "the newest once more"
@@ -46,7 +47,7 @@ class HeartbeatKind(Enum):
 
 
 class HeartbeatStep(Enum):
-    """The group's answer to a heartbeat."""
+    """How the group handles and answers a heartbeat."""
 
     INVITE = "answer with a new session, and change nothing else"
     ACCEPT = "note the requests and the queues held, free the others, and grant"
@@ -71,14 +72,17 @@ HEARTBEAT_STEPS: Final[Mapping[HeartbeatSender, Mapping[HeartbeatKind, Heartbeat
         HeartbeatKind.LEAVING: HeartbeatStep.REMOVE,
     },
 }
-"""Only a member has a newest heartbeat, so only a member's heartbeats can be repeated or late."""
+"""The step for each sender and kind of heartbeat. Only a member has a newest heartbeat, so only a member's heartbeats
+can be repeated or late."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """One member. `session`: the process that uses its name; `sequence`: the number of its newest heartbeat.
+    """One member of the group. `session`: the process that uses the member's name. `sequence`: the number of its newest
+    heartbeat.
 
-    `settled`: the group's state in the member's last answer, if the member holds exactly the queues assigned to it.
+    `settled`: the group's state in the last answer to the member, if the member holds exactly the queues assigned to
+    it; else None.
     """
 
     session: int
@@ -89,11 +93,12 @@ class _Member:
 
 
 class RebalanceGroup:
-    """The assignment of one consumer group's queues.
+    """The assignment of one consumer group's queues to its members.
 
-    `session_timeout_s`: silence after which a member is dead. `grace`: an earlier instance may have granted queues; its
-    members may use them until `old_leases_end_s`, by default one session from now. `first_version`: the first
-    generation and offsets version; it must be greater than in any earlier instance.
+    `session_timeout_s`: time without a heartbeat after which a member is dead. `grace`: True if an earlier instance may
+    have granted queues. The members of that instance may use them until `old_leases_end_s`, by default one session
+    timeout from now. `first_version`: the first generation and offsets version; it must be greater than any version of
+    an earlier instance.
     """
 
     def __init__(
@@ -106,17 +111,18 @@ class RebalanceGroup:
         old_leases_end_s: float | None = None,
     ) -> None:
         self._session_timeout_s = session_timeout_s
-        # Until then a member of an earlier instance may consume queues that it has not reported here yet.
+        # Until this time a member of an earlier instance may consume queues that it has not reported to this instance
+        # yet.
         self._old_leases_end_s = started_s + session_timeout_s if old_leases_end_s is None else old_leases_end_s
-        self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before
-        self._members: dict[str, _Member] = {}  # in the order of joining
-        self._invited: dict[str, tuple[int, float]] = {}  # member name: its newest offered session, and when
+        self._grants_from_s = self._old_leases_end_s if grace else started_s  # no queue is granted before this time
+        self._members: dict[str, _Member] = {}  # by member name, in the order of joining
+        self._invited: dict[str, tuple[int, float]] = {}  # member name → the newest offered session, time of the offer
         self._last_session = first_version
-        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # by topic, sorted
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}  # the queues by topic, sorted
         self._broker_rooms: dict[str, str] = {}
         self._target: Target = {}
-        self._targeted_s = started_s  # when the target was last computed at its interval
-        self._failures: dict[str, str] = {}  # topic: why the strategy left it as it was
+        self._targeted_s = started_s  # time of the last periodic computation of the target
+        self._failures: dict[str, str] = {}  # topic → the reason why the strategy failed and left the target unchanged
         self._holder: dict[MessageQueue, str] = {}
         self._first_generation = first_version
         self.generation = first_version
@@ -133,7 +139,7 @@ class RebalanceGroup:
         return frozenset(topic for member in self._members.values() for topic in member.request.topics)
 
     def holders(self) -> dict[MessageQueue, str]:
-        """Each held queue with its member."""
+        """Each held queue, with the member that holds it."""
         return dict(self._holder)
 
     def set_queues(
@@ -146,17 +152,18 @@ class RebalanceGroup:
             self._retarget()
 
     def offsets_reset(self) -> int:
-        """Record that brokers have reset offsets of the group. Returns the new offsets version, which members see."""
+        """Record that brokers have reset offsets of the group. Returns the new offsets version, which members receive
+        with their next answer."""
         self.offsets_version += 1
         return self.offsets_version
 
     def heartbeat(self, heartbeat: GroupHeartbeat, now_s: float) -> GroupAssignment | GroupRefusal:
-        """Record a member's heartbeat, and return the queues that it may hold. A first heartbeat joins; `leaving`
-        leaves.
+        """Record a member's heartbeat, and return the queues that the member may hold. The first heartbeat joins the
+        group; a heartbeat with `leaving` leaves it.
 
-        A heartbeat without a session, or with an ended one, changes nothing, and its answer has a new session. Safe to
-        repeat: the second of two equal heartbeats frees nothing that was granted to the first. A heartbeat that asks
-        for other messages of a topic than another member does is refused, and changes nothing.
+        A heartbeat without a session, or with an ended session, changes nothing, and its answer has a new session.
+        Heartbeats are safe to repeat: the second of two equal heartbeats frees no queue that was granted to the first.
+        If a heartbeat requests other messages of a topic than another member does, it is rejected and changes nothing.
         """
         self.expire(now_s)
         name = heartbeat.member
@@ -183,9 +190,8 @@ class RebalanceGroup:
         return self._assignment(heartbeat.session, granted)
 
     def refusal(self, heartbeat: GroupHeartbeat) -> GroupRefusal | None:
-        """Refuse a heartbeat that asks for other messages of a topic than a staying member does; None if there is no
-        conflict.
-        """
+        """Return a refusal if a heartbeat requests other messages of a topic than another member of the group; None if
+        there is no conflict."""
         request = MemberRequest(heartbeat.topics, expressions=heartbeat.expressions)
         for other, member in () if heartbeat.leaving else self._members.items():
             for topic in () if other == heartbeat.member else sorted(request.topics & member.request.topics):
@@ -194,11 +200,11 @@ class RebalanceGroup:
         return None
 
     def note_steady(self, heartbeat: SteadyHeartbeat, now_s: float) -> bool:
-        """Record a heartbeat that repeats the member's last one.
+        """Record a short heartbeat, which states that the member's last heartbeat is unchanged.
 
-        Returns False, and records nothing, if the answer may have changed, or if this is not the newest heartbeat here.
-        A member that holds exactly its assigned queues keeps them until the group's generation grows. So nothing else
-        needs a check: a full heartbeat would have the same result.
+        Returns False, and records nothing, if the answer may have changed, or if the heartbeat is not the member's
+        newest. A member that holds exactly its assigned queues keeps them until the group's generation grows. So no
+        other check is needed: a full heartbeat would have the same result.
         """
         self.expire(now_s)
         member = self._members.get(heartbeat.member)
@@ -215,16 +221,17 @@ class RebalanceGroup:
         return True
 
     def topics_of(self, name: str) -> frozenset[str]:
-        """Return the topics that a member subscribes to; none for an unknown member."""
+        """Return the topics that a member subscribes to; an empty set for an unknown member."""
         member = self._members.get(name)
         return frozenset() if member is None else member.request.topics
 
     def _told(self) -> tuple[int, int, int]:
-        """Return the part of an assignment that concerns all members."""
+        """Return the part of an assignment that is the same for all members: generation, offsets version and number of
+        members."""
         return self.generation, self.offsets_version, len(self._members)
 
     def expire(self, now_s: float) -> list[str]:
-        """Drop the members that were silent for too long, and return their names."""
+        """Drop the members that have sent no heartbeat for too long, and return their names."""
         silent = [
             name for name, member in self._members.items() if now_s - member.last_seen_s > self._session_timeout_s
         ]
@@ -235,11 +242,11 @@ class RebalanceGroup:
         return silent
 
     def describe(self, now_s: float) -> dict[str, Any]:
-        """The group for `raymq group describe`, as plain data.
+        """Return the group's state for `raymq group describe`, as plain data.
 
         `strategy`: the strategy in use. `disagreements`: requests of members that are not met. `failures`: by topic,
-        the reason why the strategy left the topic unchanged. `unassigned`: queues without a target. Per member: the
-        queues it holds, those it waits for, and the age of its last heartbeat in s.
+        the reason why the strategy failed and left the topic unchanged. `unassigned`: queues without a target. Per
+        member: the queues that it holds, the queues that it waits for, and the age of its last heartbeat in s.
         """
         view = self._membership()
         known = [queue for topic in view.topics() for queue in self._queues.get(topic, ())]
@@ -288,25 +295,27 @@ class RebalanceGroup:
         return HeartbeatKind.REPEATED if heartbeat.sequence == newest else HeartbeatKind.NEXT
 
     def _invite(self, heartbeat: GroupHeartbeat, now_s: float) -> int:
-        """Return a new session for the sender. It begins with the first heartbeat that has it, which proves that the
-        sender lives.
+        """Return a new session for the sender of a heartbeat.
+
+        The session begins when the sender uses it in a heartbeat, which proves that the sender is alive.
         """
         self._last_session = max(self._last_session, heartbeat.session) + 1
         self._invited[heartbeat.member] = (self._last_session, now_s)
         return self._last_session
 
     def _note_generation(self, generation: int) -> None:
-        """Delay grants if a generation comes from an earlier instance, whose grants may still be in use."""
+        """Delay grants if a heartbeat's generation comes from an earlier instance, whose grants may still be in
+        use."""
         if generation and not self._first_generation <= generation <= self.generation:
             self._grants_from_s = max(self._grants_from_s, self._old_leases_end_s)
-        if generation > self.generation:  # a clock went back between the two instances
+        if generation > self.generation:  # the earlier instance had a later clock, so its generation is higher
             self.generation = generation + 1
 
     def _note_member(self, heartbeat: GroupHeartbeat, now_s: float) -> bool:
         """Store a member's request. Returns True if the member is new, or its request has changed."""
         request = MemberRequest(heartbeat.topics, heartbeat.allocation, heartbeat.node, heartbeat.expressions)
         before = self._members.get(heartbeat.member)
-        # A process that replaces one of the same name also takes its place in the order of joining.
+        # A process that replaces another process of the same name also takes over its position in the order of joining.
         self._members[heartbeat.member] = _Member(heartbeat.session, request, now_s, heartbeat.sequence)
         if before is None or before.session != heartbeat.session:
             self._invited.pop(heartbeat.member, None)
@@ -317,22 +326,24 @@ class RebalanceGroup:
             for queue in [queue for queue, holder in self._holder.items() if holder == name and queue not in holding]:
                 del self._holder[queue]
         for queue in holding:
-            # A queue that was granted to another member in the meantime stays there: this member was considered dead.
+            # A queue that has been granted to another member stays with that member, because this member was considered
+            # dead.
             self._holder.setdefault(queue, name)
 
     def _grant(self, name: str, now_s: float) -> frozenset[MessageQueue]:
         topics = self._members[name].request.topics
         granted = set()
         for queue, target in self._target.items():
-            # a topic that the member gave up, kept by a strategy that failed
+            # Skip a queue of a topic to which the member no longer subscribes: a strategy that failed may have kept it
+            # in the target.
             if target != name or queue.topic not in topics:
                 continue
             holder = self._holder.get(queue)
             if holder == name or (holder is None and now_s >= self._grants_from_s):
                 self._holder[queue] = name
                 granted.add(queue)
-        # After a restart no NameServer may answer. Without a route there is no target, and so no other owner for the
-        # queues.
+        # After a restart no NameServer may answer. Without a route a topic has no target, so no other member can own
+        # its queues: the member keeps them.
         granted.update(
             queue
             for queue, holder in self._holder.items()

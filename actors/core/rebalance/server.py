@@ -1,9 +1,10 @@
-"""RebalanceServer: the groups of one Rebalance actor, in the slots that it holds.
+"""The groups of one Rebalance actor (RebalanceServer), in the slots that the actor holds. A slot is a share of all
+groups.
 
-A group is made at the first heartbeat of a member, and rebuilt from its members' heartbeats. It is dropped when it has
-had no member for IDLE_GROUP_S, or when the actor loses its slot. Groups share only the routes of topics. Each group has
-a lock of its own, so that a large one delays no other, and an exception in one affects only the answer to its
-heartbeat.
+A group is created at the first heartbeat of a member, and rebuilt from its members' heartbeats. It is dropped after it
+has had no member for IDLE_GROUP_S, or when the actor loses the group's slot. Groups share only the routes of topics.
+Each group has its own lock, so a large group delays no other group. An exception in one group affects only the answer
+to its heartbeat.
 
 No clock: times are arguments, in seconds (`now_s`). Thread-safe.
 """
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """A topic's queues, from its route. `rooms`: broker name to machine room."""
+    """A topic's queues, taken from its route. `rooms`: broker name to machine room."""
 
     queues: tuple[MessageQueue, ...]
     rooms: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class TopicQueues:
 
 @dataclass(slots=True)
 class _Entry:
-    """One group. `lock` guards `core`; `given`: the topics' queues that the core has received."""
+    """One group of the server. `lock` guards `core`. `given`: the topic queues that were passed to `core`."""
 
     core: RebalanceGroup
     last_member_s: float
@@ -55,7 +56,7 @@ class _Entry:
 
 
 class RebalanceServer:
-    """One Rebalance actor of `servers`, with number `index`. `life` names this process."""
+    """The groups of Rebalance actor number `index` of `servers`. `life` is the id of this process incarnation."""
 
     core_class = RebalanceGroup
 
@@ -77,16 +78,17 @@ class RebalanceServer:
             )
             for slot in slots
         }
-        self._epochs = dict.fromkeys(self.leases, 0)  # by slot, the epoch in which its groups were made
-        self._versions = dict.fromkeys(self.leases, 0)  # by slot, the newest version that a dropped group had
-        self._lock = threading.Lock()  # guards everything but the entries' contents
+        self._epochs = dict.fromkeys(self.leases, 0)  # slot → the epoch in which its groups were created
+        self._versions = dict.fromkeys(self.leases, 0)  # slot → the newest version of any dropped group
+        self._lock = threading.Lock()  # guards every attribute except the contents of the entries
         self._entries: dict[str, _Entry] = {}
-        self._topics: dict[str, TopicQueues | None] = {}  # None: requested, but no NameServer has answered yet
+        self._topics: dict[str, TopicQueues | None] = {}  # None: no NameServer has answered the request for its queues
 
     # Heartbeats
 
     def heartbeat(self, group: str, heartbeat: Heartbeat, now_s: float) -> HeartbeatAnswer:
-        """Answer a member; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is an answer."""
+        """Answer a member's heartbeat; see RebalanceGroup.heartbeat and `note_steady`. Never raises: a failure is
+        returned as an answer."""
         try:
             entry = self._entry(group, now_s)
             if isinstance(entry, OtherServer):
@@ -101,7 +103,7 @@ class RebalanceServer:
             if isinstance(assignment, GroupRefusal) or not unknown or heartbeat.leaving:
                 return assignment
             return replace(assignment, incomplete=True)
-        except Exception as error:  # a bug, or an invalid heartbeat: the other groups continue
+        except Exception as error:  # a programming error or an invalid heartbeat must not affect the other groups
             logger.exception("a heartbeat of group %s failed", group)
             return GroupFailure(f"{type(error).__name__}: {error}")
 
@@ -116,7 +118,7 @@ class RebalanceServer:
     def offsets_reset(self, group: str, now_s: float) -> int | OtherServer:
         """Record that brokers have reset offsets of a group.
 
-        Returns the new offsets version; 0 for a group that has no member here.
+        Returns the group's new offsets version, or 0 if the group has no member at this server.
         """
         if (other := self.other_server(group, now_s)) is not None:
             return other
@@ -128,7 +130,8 @@ class RebalanceServer:
             return entry.core.offsets_reset()
 
     def describe_group(self, group: str, now_s: float) -> dict[str, Any] | OtherServer:
-        """Describe one group; see RebalanceGroup.describe. An unknown group has no members."""
+        """Describe one group; see RebalanceGroup.describe. An unknown group is described as a group without
+        members."""
         if (other := self.other_server(group, now_s)) is not None:
             return other
         with self._lock:
@@ -140,12 +143,13 @@ class RebalanceServer:
             return {"group": group, **entry.core.describe(now_s)}
 
     def groups(self) -> list[str]:
-        """Return the names of the groups here, sorted."""
+        """Return the names of this server's groups, sorted."""
         with self._lock:
             return sorted(self._entries)
 
     def other_server(self, group: str, now_s: float) -> OtherServer | None:
-        """Return the answer for a group for which this process may not answer now; None if it may."""
+        """Return the answer that redirects a member to another server; None if this process may answer for the group
+        now."""
         lease = self.leases[slot_of(group)]
         return None if lease.valid(now_s) else OtherServer(lease.holder)
 
@@ -168,9 +172,8 @@ class RebalanceServer:
             return entry
 
     def _give_queues(self, entry: _Entry, topics: Iterable[str]) -> bool:
-        """Pass the queues of topics to a group if they are new to it. Returns True if a topic's queues are not known
-        here.
-        """
+        """Pass the queues of topics to a group if they are new to it. Returns True if this server does not have the
+        queues of a topic."""
         unknown = False
         for topic in topics:
             known = self._topics.get(topic)
@@ -181,10 +184,10 @@ class RebalanceServer:
                 entry.core.set_queues(topic, known.queues, known.rooms)
         return unknown
 
-    # Routes
+    # Routes of topics
 
     def topics(self) -> frozenset[str]:
-        """All topics that members subscribe to."""
+        """All topics to which members of the server's groups subscribe."""
         with self._lock:
             entries = list(self._entries.values())
         topics: set[str] = set()
@@ -194,13 +197,13 @@ class RebalanceServer:
         return frozenset(topics)
 
     def unknown_topics(self) -> frozenset[str]:
-        """Return the topics that were never requested."""
+        """Return the subscribed topics whose queues were never requested."""
         return self.topics() - self._topics.keys()
 
     def set_queues(self, topic: str, queues: TopicQueues | None) -> None:
-        """Set a topic's queues; groups follow with their next heartbeat.
+        """Set a topic's queues. Each group uses them from its next heartbeat on.
 
-        None: the topic has no route now, and groups keep their known queues.
+        None means that the topic has no route now; groups keep the queues that they have.
         """
         with self._lock:
             known = self._topics.setdefault(topic, queues)
@@ -208,15 +211,16 @@ class RebalanceServer:
                 self._topics[topic] = queues
 
     def forget_topics(self, used: frozenset[str]) -> None:
-        """Forget all topics that are not in use."""
+        """Forget the queues of all topics that are not in `used`."""
         with self._lock:
             for topic in self._topics.keys() - used:
                 del self._topics[topic]
 
-    # Life
+    # Expiry and slots
 
     def sweep(self, now_s: float) -> None:
-        """Drop members that were silent for too long, groups without members, and the groups of lost slots."""
+        """Drop members that have sent no heartbeat for too long, groups without members, and the groups of lost
+        slots."""
         with self._lock:
             for slot in self.leases:
                 self._drop_old_epochs(slot)
@@ -230,15 +234,15 @@ class RebalanceServer:
                     self._drop(group)
 
     def releasable(self, slot: int) -> bool:
-        """True if no group of a slot has a member."""
+        """Return True if a slot may be released: no group of the slot has a member."""
         with self._lock:
             entries = [entry for group, entry in self._entries.items() if slot_of(group) == slot]
         return not any(entry.core.members for entry in entries)
 
     def _drop_old_epochs(self, slot: int) -> None:
-        """Drop a slot's groups if they were made in an earlier epoch: another actor may have had them since then.
+        """Drop a slot's groups that were created in an earlier epoch, because another actor may have served them since.
 
-        Called with the lock.
+        The caller holds the lock.
         """
         lease = self.leases[slot]
         if lease.epoch != self._epochs[slot] or not lease.held:

@@ -1,8 +1,9 @@
-"""SlotLease: one Rebalance actor's claim to a slot, a share of all consumer groups, against the other actors.
+"""The lease by which one Rebalance actor holds a slot against the other actors (SlotLease). A slot is a share of all
+groups.
 
-At most one process at a time answers members of a slot's groups with queues, whatever stops, dies or is cut off. The
-register that decides is Ray's GCS, which exists as long as the Ray cluster. It can do three things: get a value, put a
-value, and put a value only if none exists. Per slot it contains:
+At most one process at a time assigns queues to members of a slot's groups, whatever stops, dies or is partitioned. The
+register that decides is Ray's GCS, which exists as long as the Ray cluster. The register has three operations: get a
+value, put a value, and put a value only if none exists. Per slot it contains:
 
     SLOT/EPOCH   a claim: written once and never changed. Its writer holds the slot from this epoch on.
     SLOT         the sign of life: the holder of the latest epoch rewrites it at every check
@@ -20,9 +21,9 @@ The rules:
 4. Versions (where a group's generations begin) grow from claim to claim, even if wall clocks disagree. A member that
    has seen a newer generation does not follow an older one (raymq.client.consumer.rebalance_client).
 
-A slot stays with the actor that has taken it over, until that actor stops giving signs of life. Pure: `look` is a
-generator of calls to the register, so that the actor and the simulation of a group (tests/support/group_sim) run the
-same steps.
+A slot stays with the actor that has taken it over, until that actor stops updating the sign of life. `look` does not
+call the register itself: it is a generator of calls to the register. So the actor and the simulation of a group
+(tests/support/group_sim) run the same steps.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from typing import Any, Final
 LOOK_INTERVAL_S: Final = 1.0
 VALID_S: Final = 4.0
 TAKE_OVER_AFTER_S: Final = 6.0
-"""Longer than Ray takes to start a killed process again."""
+"""Time, in seconds, without a changed sign of life after which another process claims the slot. Longer than Ray takes
+to restart a killed process."""
 VERSION_STEP: Final = 1 << 40
-"""More than a group's generation grows in one epoch."""
+"""Difference between the first versions of two epochs. A group's generation grows by less in one epoch."""
 CLAIMS_KEPT: Final = 1000
-"""Claims that are this many epochs old are dropped. No process hangs for as long as that takes."""
+"""Age, in epochs, at which claims are deleted from the register. No process hangs for as many epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read a key of the register: its value, or None."""
+    """Request to read a key of the register. The answer is the key's value, or None."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key of the register. Without `overwrite`, write only if it has no value. The answer is True if
-    written.
-    """
+    """Request to write a key of the register; without `overwrite`, only if the key has no value. The answer is True if
+    the key was written."""
 
     key: str
     value: str
@@ -62,7 +63,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Remove a key of the register."""
+    """Request to remove a key of the register."""
 
     key: str
 
@@ -72,7 +73,8 @@ Look = Generator[Get | Put | Drop, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim. `server`: the actor's name; `life`: the process; `fresh`: no lease of an earlier holder is in use."""
+    """One claim of a slot. `server`: the actor's name. `life`: the id of the process. `fresh`: True if no lease of an
+    earlier holder is in use."""
 
     server: str
     life: str
@@ -93,8 +95,8 @@ NOBODY: Final = Claim("", "", 0, fresh=True)
 class SlotLease:
     """One process's view of one slot. Not thread-safe.
 
-    `server` and `life` name this process. `home`: this process should have the slot first. `lease_s`: the longest time
-    for which an answer lets a member use its queues.
+    `server` and `life` name this process. `home`: True if this process should hold the slot first. `lease_s`: the
+    longest time, in s, for which one answer lets a member use its queues.
     """
 
     def __init__(self, slot: int, server: str, life: str, *, home: bool, lease_s: float, valid_s: float = VALID_S):
@@ -102,46 +104,46 @@ class SlotLease:
         self._server, self._life, self._home = server, life, home
         self._lease_s, self._valid_s = lease_s, valid_s
         self.epoch = 0
-        """The latest epoch known; 0 before the first claim."""
+        """The latest known epoch; 0 before the first claim."""
         self.claim = NOBODY
-        """The claim of `epoch`."""
+        """The claim of the slot for the epoch `epoch`."""
         self.held = False
-        """True if `claim` is this process's claim."""
+        """True if `claim` is this process's own claim."""
         self.grants_from_s = 0.0
-        """While the slot is held: the time from which no lease of an earlier holder is in use."""
+        """While the slot is held: the time after which no lease of an earlier holder is in use."""
         self._valid_until_s = float("-inf")
         self._beats = 0
         self._released = False
-        self._had_it = False  # this process has held the slot, and lost it
+        self._had_it = False  # True if this process held the slot before and lost it
         self._closed = False
         self._seen: tuple[int, int] | None = None
         self._seen_since_s = 0.0
 
     def valid(self, now_s: float) -> bool:
-        """True if this process may answer members of the slot's groups now."""
+        """Return True if this process may answer members of the slot's groups now."""
         return self.held and now_s < self._valid_until_s
 
     def waits_for_old_leases(self, now_s: float) -> bool:
-        """True while leases of an earlier holder may be in use."""
+        """Return True if leases of an earlier holder may still be in use."""
         return now_s < self.grants_from_s
 
     @property
     def holder(self) -> str:
-        """The last known name of the actor that holds the slot; empty if no actor ever held it."""
+        """The last known name of the actor that holds the slot; empty if no actor has held it."""
         return self.claim.server
 
     def look(self, clock: Callable[[], float], wall_ns: Callable[[], int]) -> Look:
-        """Check the register, once every LOOK_INTERVAL_S: stay the holder, find another holder, or become the holder.
+        """Check the register once every LOOK_INTERVAL_S: remain the holder, find another holder, or become the holder.
 
-        The caller may throw a failed call of the register into the generator. That ends this check, and the next one
-        continues. A failed call may have been carried out even so.
+        If a call of the register fails, the caller may throw the error into the generator. The error ends this check,
+        and the next check continues. The register may have executed a failed call.
         """
         if self._closed:
             return
         began_s = clock()
         if not self.held:
             beats = yield from self._read_sign()
-            mine = self.claim.life == self._life  # the answer to a claim was lost
+            mine = self.claim.life == self._life  # True if the claim was accepted, but its answer was lost
             if not mine and self._may_claim(beats, clock()) and not (yield from self._find_newer()):
                 yield from self._make_claim(wall_ns)
             if self.claim.life == self._life:
@@ -151,7 +153,8 @@ class SlotLease:
             yield from self._confirm(began_s)
 
     def release(self) -> Look:
-        """Give the slot up for good, because this process closes. Call it only if none of its groups has a member."""
+        """Release the slot permanently, because this process closes. Call it only if none of the slot's groups has a
+        member."""
         self._closed = True
         if self.held:
             self._let_go()
@@ -168,7 +171,8 @@ class SlotLease:
         return json.dumps({"epoch": self.epoch, "beats": self._beats, "released": released})
 
     def _read_sign(self) -> Generator[Get | Put | Drop, Any, int]:
-        """Read the holder's sign of life. Returns its count of checks; -1 if the holder has given none."""
+        """Read the holder's sign of life. Returns the holder's count of checks; -1 if the holder has not written a sign
+        of life."""
         text = yield Get(self._sign_key)
         sign: dict[str, Any] = {"epoch": 0, "beats": -1, "released": False} if text is None else json.loads(text)
         if sign["epoch"] > self.epoch:
@@ -179,7 +183,8 @@ class SlotLease:
         return int(sign["beats"]) if current else -1
 
     def _find_newer(self) -> Generator[Get | Put | Drop, Any, bool]:
-        """Find claims whose holders have given no sign of life yet. Returns True if there are any."""
+        """Find newer claims, whose holders have not written a sign of life yet. Returns True if such a claim
+        exists."""
         found = False
         while (text := (yield Get(self._claim_key(self.epoch + 1)))) is not None:
             self.epoch, self.claim, self._released = self.epoch + 1, Claim.parse(text), False
@@ -205,14 +210,14 @@ class SlotLease:
 
     def _take_up(self, now_s: float) -> None:
         self.grants_from_s = now_s if self.claim.fresh else now_s + self._valid_s + self._lease_s
-        self.held = True  # set last, because other threads read it
+        self.held = True  # set last, because other threads read `held` and then the attributes above
 
     def _let_go(self) -> None:
         self.held, self._had_it = False, True
         self._valid_until_s = float("-inf")
 
     def _confirm(self, began_s: float) -> Look:
-        """Stay valid if there is no newer claim; otherwise give the slot up."""
+        """Stay the holder if no newer claim exists; otherwise give the slot up."""
         newer = yield Get(self._claim_key(self.epoch + 1))
         if newer is not None:
             self._let_go()

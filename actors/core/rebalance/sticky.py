@@ -1,6 +1,7 @@
-"""STICKY: queues stay where they are as far as balance lets them. raymq's own strategy.
+"""STICKY: queues stay with their members as far as balance allows. This is raymq's own strategy.
 
-It shares all topics of a group at once, with these promises; an earlier promise has priority over a later one:
+The strategy divides all topics of a group at once, with these promises; an earlier promise has priority over a later
+one:
 
 1. Per topic, the subscribers' shares differ by one at most, as with AVG.
 2. Over all topics, the members' totals are as even as possible (the least sum of squares). AVG does not: its
@@ -8,10 +9,11 @@ It shares all topics of a group at once, with these promises; an earlier promise
 3. As many queues as possible stay with the member that has them.
 4. Of the remaining plans, an earlier plan stays, so that a queue that is being moved is not redirected.
 
-By 1, a topic of n queues and c subscribers gives each of them n // c queues, and n mod c of them one more. The only
-thing to choose is who takes those *extra* queues. That is a flow from topics to members, with a convex cost for a
-member's total (2) and a gain where an extra queue lets a member keep one (3). A choice is best if and only if no cycle
-of exchanges makes it cheaper. So `_Extras` starts from a good choice and exchanges until no such cycle exists.
+By promise 1, a topic of n queues and c subscribers gives each of them n // c queues, and n mod c of them one more
+queue. The only choice is which members take these *extra* queues. The choice is a flow from topics to members. It has a
+convex cost for a member's total (promise 2), and a gain if an extra queue lets a member keep a queue (promise 3). A
+choice is best if and only if no cycle of exchanges reduces its cost. So `_Extras` starts from a good choice and
+exchanges until no such cycle exists.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ def allocate_sticky(
     present: Mapping[MessageQueue, str],
     planned: Mapping[MessageQueue, str],
 ) -> Shares:
-    """Share all topics' queues among their subscribers (both by topic).
+    """Divide the queues of all topics among the topics' subscribers. Both arguments are by topic.
 
-    `present`: the member that consumes a queue now, if any. `planned`: the last result of this function.
-    InvalidArgumentError as `check_shareable` says, for any of the topics.
+    `present`: the member that consumes a queue now, if any. `planned`: the last result of this function. Raises
+    InvalidArgumentError as `check_shareable` does, for any of the topics.
     """
     topics = {
         topic: _Topic(*check_shareable(queues[topic], subscribers.get(topic, ())), present, planned)
@@ -54,7 +56,8 @@ def allocate_sticky(
 
 
 class _Topic:
-    """One topic: its queues, its subscribers, and the present and the planned member of each queue."""
+    """One topic of the strategy's input: its queues, its subscribers, and the present and the planned member of each
+    queue."""
 
     def __init__(
         self,
@@ -76,7 +79,8 @@ class _Topic:
         self.keeps_more = {member: len(held) > self.size for member, held in self._held.items()}
 
     def share_out(self, with_extra: set[str]) -> dict[str, list[MessageQueue]]:
-        """Return the queues of each member: first those it has, then those planned for it, then any."""
+        """Assign queues to each member: first queues that the member has, then queues planned for the member, then any
+        other queues."""
         shares: dict[str, list[MessageQueue]] = {}
         for member, held in self._held.items():
             held.sort(key=lambda queue, member=member: (self._planned[queue] != member, queue))  # type: ignore[misc]
@@ -102,21 +106,20 @@ class _Topic:
 
 
 class _Extras:
-    """The members that take the extra queues: `chosen`, by topic."""
+    """The members that take the extra queues of each topic: `chosen`, by topic."""
 
     def __init__(self, topics: Mapping[str, _Topic]) -> None:
         self._topics = topics
         self._totals: Counter[str] = Counter()
         for topic in topics.values():
             self._totals.update(dict.fromkeys(topic.members, topic.size))
-        # One step of a total outweighs all queues that could be kept.
+        # A difference of one in a member's total must outweigh all queues that could be kept.
         self._total_weight = 1 + sum(len(topic.members) for topic in topics.values())
         self.chosen = {name: self._start(topic) for name, topic in topics.items()}
 
     def _start(self, topic: _Topic) -> set[str]:
-        """Choose the members of the last plan, then those that keep a queue by it, then those with the fewest
-        queues.
-        """
+        """Choose the members that get an extra queue of a topic: first the members of the last plan, then members that
+        can thereby keep a queue, then members with the fewest queues."""
         ranked = sorted(
             topic.members,
             key=lambda name: (not topic.planned_extra[name], not topic.keeps_more[name], self._totals[name], name),
@@ -126,7 +129,8 @@ class _Extras:
         return chosen
 
     def improve(self) -> None:
-        """Exchange until no exchange gains anything. Each exchange lowers the cost, an integer, so the loop ends."""
+        """Exchange extra queues until no exchange lowers the cost. Each exchange lowers the cost, which is an integer,
+        so the loop ends."""
         while cycle := _negative_cycle(self._arcs()):
             for tail, head in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
                 if tail[0] == "member" and head[0] == "topic":
@@ -137,10 +141,10 @@ class _Extras:
                     self._totals[head[1]] += 1
 
     def _arcs(self) -> list[tuple[_Node, _Node, int]]:
-        """Return each single step of an exchange, with its cost.
+        """Return each possible step of an exchange, with its cost.
 
-        In a step a member gives up an extra queue of a topic, a topic gives an extra queue to a member, or a total
-        shrinks or grows by one.
+        In a step a member gives up an extra queue of a topic, a topic gives an extra queue to a member, or a member's
+        total shrinks or grows by one.
         """
         arcs: list[tuple[_Node, _Node, int]] = []
         for name, topic in self._topics.items():
@@ -160,7 +164,7 @@ class _Extras:
 
 
 def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
-    """Return the nodes of a cycle with a negative sum of costs; empty if there is none (Bellman and Ford)."""
+    """Return the nodes of a cycle with a negative sum of costs; empty if no such cycle exists (Bellman-Ford)."""
     distance: dict[_Node, int] = defaultdict(int)
     before: dict[_Node, _Node] = {}
     changed = True
@@ -177,7 +181,8 @@ def _negative_cycle(arcs: list[tuple[_Node, _Node, int]]) -> list[_Node]:
 
 
 def _cycle_of(before: Mapping[_Node, _Node]) -> list[_Node]:
-    """Return a cycle among the links from each node to its predecessor, in the direction of the arcs."""
+    """Find a cycle in the links from each node to its predecessor. Returns its nodes in the direction of the
+    arcs."""
     seen: set[_Node] = set()
     for start in before:
         path: dict[_Node, None] = {}

@@ -1,10 +1,11 @@
-"""The member of a group that each queue should go to: the strategies applied to a whole group.
+"""Computes the member that each queue of a group should go to, by applying a strategy to the whole group.
 
-The choice of a group's strategy, and the handling of a failed strategy, belong here.
+This module chooses a group's strategy, and handles a strategy that fails.
 
-All members should ask for the same strategy. If they do not, the member that joined first decides, and the group
-reports it (`disagreements`). If a strategy refuses its input, for example because a broker has no room, the topic's
-plan stays (spec/messaging.md §5.2). STICKY shares all topics at once, so all plans stay.
+All members should request the same strategy. If they do not, the strategy of the member that joined first applies, and
+the group reports the difference (`disagreements`). If a strategy rejects its input, for example because a broker has no
+room, the topic's plan stays unchanged (spec/messaging.md §5.2). STICKY divides all topics at once, so if it fails, all
+plans stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,28 +32,27 @@ Target = dict[MessageQueue, str]
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """The request of one member: topics, filters of their messages, a strategy, and its machine room ("" if it named
-    none).
-    """
+    """The request of one member: its topics, message filters, strategy, and machine room ("" if the member named no
+    room)."""
 
     topics: frozenset[str]
     allocation: Allocation = field(default_factory=Allocation)
     room: str = ""
     expressions: Mapping[str, str] = field(default_factory=dict)
-    """The filter expression by topic, for topics of which the member wants only some messages."""
+    """The filter expression by topic, for topics from which the member wants only some messages."""
 
     def expression(self, topic: str) -> str:
-        """Return the filter expression for a topic."""
+        """Return the filter expression of the member's subscription to a topic."""
         return self.expressions.get(topic, ALL_MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """The input of a strategy.
+    """The input of a strategy: the members of a group, their requests, and the queues.
 
     `requests`: by member, in the order of joining. `queues`: by topic, for the topics whose route is known.
-    `broker_rooms`: broker name to machine room. `holders`: queue to the member that consumes it now. `target`: the
-    last plan.
+    `broker_rooms`: broker name to machine room. `holders`: queue to the member that consumes it now. `target`: the last
+    plan.
     """
 
     requests: Mapping[str, MemberRequest]
@@ -63,22 +63,24 @@ class GroupMembership:
 
     @property
     def allocation(self) -> Allocation:
-        """The strategy that the first member asks for."""
+        """The strategy that the member that joined first requests."""
         return next(iter(self.requests.values())).allocation if self.requests else Allocation()
 
     def subscribers(self, topic: str) -> list[str]:
-        """The members that subscribe to a topic, sorted."""
+        """Return the members that subscribe to a topic, sorted."""
         return sorted(member for member, request in self.requests.items() if topic in request.topics)
 
     def topics(self) -> list[str]:
-        """All topics that members subscribe to, sorted."""
+        """Return all topics that members subscribe to, sorted."""
         return sorted({topic for request in self.requests.values() for topic in request.topics})
 
 
 def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
-    """Return the member for each queue, and by topic the reason why the topic's plan stayed (empty if nothing failed).
+    """Compute the target member of each queue. Also returns, by topic, the reason why the strategy failed and the
+    topic's plan stayed unchanged.
 
-    A topic without a known route also keeps its plan, but that is no failure.
+    The second result is empty if no strategy failed. A topic without a known route also keeps its plan, but does not
+    count as a failure.
     """
     target: Target = {}
     failures: dict[str, str] = {}
@@ -94,7 +96,7 @@ def make_target(view: GroupMembership) -> tuple[Target, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _ShareTopic:
-    """The sharing of one topic, by a strategy that takes one topic at a time."""
+    """A call that divides the queues of one topic, for a strategy that takes one topic at a time."""
 
     view: GroupMembership
     topic: str
@@ -121,7 +123,7 @@ class _ShareTopic:
 
 @dataclass(frozen=True, slots=True)
 class _ShareAll:
-    """The sharing of all topics at once, by STICKY."""
+    """A call that divides the queues of all topics at once, for STICKY."""
 
     view: GroupMembership
     topics: list[str]
@@ -134,7 +136,8 @@ class _ShareAll:
 
 
 def _steps(view: GroupMembership) -> Iterator[tuple[list[str], _ShareTopic | _ShareAll]]:
-    """Yield the topics that are shared together, with the call that shares them. Topics without queues are left out."""
+    """Yield the topics that are divided together, with the call that divides them. Topics without queues are
+    left out."""
     topics = [topic for topic in view.topics() if view.queues.get(topic)]
     if view.allocation.strategy is AllocateStrategy.STICKY:
         yield topics, _ShareAll(view, topics)
@@ -147,7 +150,7 @@ def _kept(view: GroupMembership, topics: list[str]) -> Target:
 
 
 def disagreements(view: GroupMembership) -> list[str]:
-    """Return the requests of members that are not met, one sentence each."""
+    """Describe the requests of members that are not met, one sentence for each request."""
     said: list[str] = []
     if not view.requests:
         return said

@@ -1,6 +1,6 @@
-"""The limit of appends at one store at a time (spec/messaging.md §2.4, queue caps).
+"""The limit of concurrent appends at one store (spec/messaging.md §2.4, queue caps).
 
-An append that waits holds its bytes in memory. An append above the limit is refused before anything of it is stored.
+An append that waits keeps its bytes in memory. An append above the limit is rejected before any part of it is stored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from raymq.common.errors import SystemBusyError
 
 
 class AppendLimit:
-    """Counts the running appends, including those that wait for the store's append lock. Thread-safe."""
+    """Counts the running appends, including appends that wait for the store's append lock. Thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        """The most appends at a time; may be changed. A lower limit ends no running append."""
+        """Maximum number of concurrent appends; may be changed at any time. A lower limit does not interrupt running
+        appends."""
         self._lock = threading.Lock()
         self._under_way = 0
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Count one append while the block runs. SystemBusyError: the limit is reached."""
+        """Count one append while the `with` block runs. Raises SystemBusyError if the limit is reached."""
         self.begin()
         try:
             yield
@@ -31,7 +32,7 @@ class AppendLimit:
             self.end()
 
     def begin(self) -> None:
-        """Count one append until `end`. SystemBusyError: the limit is reached."""
+        """Count one append from now until `end` is called. Raises SystemBusyError if the limit is reached."""
         with self._lock:
             if self._under_way >= self.capacity:
                 raise SystemBusyError(
@@ -42,10 +43,10 @@ class AppendLimit:
 
     @property
     def under_way(self) -> int:
-        """The number of appends that have begun and not ended."""
+        """The number of appends that have begun but not ended."""
         return self._under_way
 
     def end(self) -> None:
-        """Count one append less."""
+        """Stop counting one append that was counted by `begin`."""
         with self._lock:
             self._under_way -= 1

@@ -1,19 +1,20 @@
-"""The choice of a broker group's next master from the state reports of its replicas.
+"""Chooses a broker group's next master from the state reports of its replicas.
 
-Which replica may lead, and how long the Controller waits for other replicas, belongs here; placement.election decides
-when another master is due.
+This module decides which replica may become the master, and how long the Controller waits for other replicas.
+placement.election decides when a new master is due.
 
 The sync-state set names the replicas that had every acknowledged message. A disk can lose messages afterwards: a
-damaged record at the log's end is cut like a torn one, and a damaged record in the middle leaves a hole. So a member is
+damaged record at the log's end is cut off like a torn record, and a damaged record in the middle leaves a hole (a
+damaged range that is kept). So a member of the sync-state set is
 
     incomplete   if its log ends before the highest confirm offset that any answering member remembers, or has holes
     proven       if it is complete, and its process had everything confirmed: a running process loses nothing
     complete     otherwise: its log may have lost what was confirmed after the offset on its disk was written
 
-The choice, in this order: the best proven member, at once; the best complete member, once all members answer or the
-grace is over; the best of all replicas, once all members answer and none is complete. The last choice loses messages,
-and names them. "Best" is the longest log, by epoch first, then by offset; then the fewest damaged bytes; then the
-priority.
+The choice, in this order: the best proven member, at once; the best complete member, after all members have answered or
+the grace period is over; the best of all replicas, after all members have answered and none is complete. The last
+choice loses messages, and reports the lost offsets. "Best" is the longest log, by epoch first, then by offset; then the
+fewest damaged bytes; then the priority.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from actors.core.replica.orders import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The replica to elect, None for nobody. `reason`: why nobody is elected.
+    """The replica to elect as master; None if no replica may be elected. `reason`: why no replica is elected.
 
     `loss`: the acknowledged messages that the elected replica lacks. Both texts are "" if there is nothing to report.
     """
@@ -38,12 +39,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """The replicas of a group when its master is chosen.
+    """The replicas of a group at the time when its master is chosen.
 
     `stores`: the members of the sync-state set, each with the id of its directory. `accounts`: the reports of the
-    replicas that answer. `fresh`: the replicas that were asked after a master was due; an older report may come from a
-    process that has ended since. `able`: the replicas that may lead at all. `graced`: the replicas that do not answer
-    had enough time. `unclean`: messages may be lost although a member does not answer.
+    replicas that answer. `fresh`: the replicas that were queried after a master was due; an older report may come from
+    a process that has ended since. `able`: the replicas that are allowed to become the master. `graced`: True if the
+    replicas that do not answer have had enough time. `unclean`: True if messages may be lost although a member does not
+    answer.
     """
 
     replicas: frozenset[int]
@@ -56,7 +58,7 @@ class Electorate:
     unclean: bool
 
     def choose(self) -> Choice:
-        """Return the replica to elect, or the reason why nobody may be elected now."""
+        """Return the replica to elect, or the reason why no replica may be elected now."""
         able = [state for replica, state in self.accounts.items() if replica in self.able]
         members = [state for state in able if self.stores.get(state.replica) == state.store_id]
         proven = [state for state in members if state.complete and state.caught_up]
@@ -69,8 +71,8 @@ class Electorate:
             return Choice(None, _waiting(absent, members))
         able = [state for state in able if state.replica in self.fresh]
         members = [state for state in members if state.replica in self.fresh]
-        # Everything before a confirm offset that one member remembers was acknowledged, even if other members lost the
-        # offset.
+        # Every message before a confirm offset that one member remembers was acknowledged, even if other members have
+        # lost that offset.
         floor = max((state.confirm_floor for state in members), default=0)
         members = [_with_floor(state, floor) for state in members]
         complete = [state for state in members if state.complete]
@@ -103,12 +105,14 @@ class Electorate:
 
 
 def _with_floor(state: ReplicaState, floor: int) -> ReplicaState:
-    """Return the report of a replica with the knowledge that everything before the offset `floor` was confirmed."""
+    """Return a replica's report with its confirm offset raised to `floor`, because everything before `floor` was
+    confirmed."""
     return replace(state, confirm_floor=max(state.confirm_floor, floor))
 
 
 def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced: bool) -> str:
-    """Return why the only replica that may lead must not lead while others are `absent`; empty if it may."""
+    """Return why the only replica that is allowed to lead must not lead while other replicas are `absent`; empty if it
+    may."""
     if absent and not state.caught_up and not graced:
         return _waiting(absent, [state])
     absent -= {state.replica}
@@ -116,7 +120,8 @@ def against_fixed_master(state: ReplicaState, absent: frozenset[int], *, graced:
 
 
 def describe_lack(state: ReplicaState) -> str:
-    """Return a sentence about the acknowledged messages that a replica is known to lack; empty if there are none."""
+    """Return a sentence about the acknowledged messages that a replica is known to lack; empty if it lacks
+    none."""
     if state.end_offset < state.confirm_floor:
         return (
             f"replica {state.replica} lacks acknowledged messages: its log ends at {state.end_offset}, and "
@@ -128,7 +133,7 @@ def describe_lack(state: ReplicaState) -> str:
 
 
 def names(replicas: Iterable[int]) -> str:
-    """Return the numbers of replicas for a sentence."""
+    """Format the numbers of replicas for use in a sentence."""
     return ", ".join(str(replica) for replica in sorted(replicas))
 
 

@@ -1,8 +1,9 @@
-"""The topics whose messages a store refuses, because they were deleted and not created again.
+"""The topics whose messages a store rejects, because the topics were deleted and not created again.
 
-A client may keep a route to a topic for half a minute after its deletion, and messages that it sends then must not be
-acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is carried out. Bounded: of
-more than CLOSED_TOPICS_MAX names the oldest is dropped, long after every route to that topic has expired.
+A client may keep a route to a topic for half a minute after the topic's deletion. Messages that the client sends in
+this time must not be acknowledged. On disk: config/closedTopics.json, a list of names, written before a deletion is
+carried out. The list is bounded: if it has more than CLOSED_TOPICS_MAX names, the oldest name is dropped, long after
+every route to its topic has expired.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLOSED_TOPICS_MAX: Final = 10_000
 
 
 class DeletedTopics:
-    """The deleted topics of one store. `read` and `write` access its config files. Thread-safe."""
+    """The deleted topics of one store. `read` and `write` access the store's config files. Thread-safe."""
 
     def __init__(self, read: Callable[[str], str | None], write: Callable[[str, str], None]) -> None:
         self._write = write
@@ -39,34 +40,35 @@ class DeletedTopics:
         return topic in self._names
 
     def check(self, batches: Iterable[EncodedBatch]) -> None:
-        """Raise TopicNotExistError if a batch is for a deleted topic, or holds a delayed message for one."""
+        """Raise TopicNotExistError if a batch is for a deleted topic, or has a delayed message for a deleted
+        topic."""
         if self._names:
             for batch in batches:
                 for topic in _real_topics(batch) if names_real_topic(batch.topic) else (batch.topic,):
                     self.require(topic)
 
     def require(self, topic: str) -> None:
-        """Raise TopicNotExistError for a deleted topic."""
+        """Raise TopicNotExistError if `topic` was deleted."""
         if topic in self._names:
             raise TopicNotExistError(topic)
 
     def add(self, topic: str) -> None:
-        """Refuse messages for `topic`; on disk on return."""
+        """Reject messages for `topic` from now on. Durable on return."""
         with self._lock:
             names = [*(name for name in self._names if name != topic), topic][-CLOSED_TOPICS_MAX:]
             self._save(names)
 
     def remove(self, topics: Collection[str]) -> None:
-        """Accept messages for `topics` again; on disk on return."""
+        """Accept messages for `topics` again. Durable on return."""
         with self._lock:
             if any(topic in self._names for topic in topics):
                 self._save([name for name in self._names if name not in topics])
 
     def agree(self, existing: Collection[str], stored: Iterable[str]) -> None:
-        """Accept messages for the `existing` topics, and refuse messages for all other `stored` topics; on disk on
+        """Accept messages for the `existing` topics, and reject messages for all other `stored` topics. Durable on
         return.
 
-        For a store that begins to lead: topics were deleted and created while other replicas led.
+        For a store that becomes the master: topics were deleted and created while other replicas were the master.
         """
         with self._lock:
             names = [name for name in dict.fromkeys([*self._names, *stored]) if name not in existing]
@@ -79,16 +81,18 @@ class DeletedTopics:
 
 
 def topics_of_state(text: str) -> tuple[frozenset[str], int]:
-    """Return the topics in a broker's config file, and the position of the first state record that the file lacks.
+    """Return the topics in a broker's config file, and the offset of the first state record that the file does not
+    include.
 
-    The position is 0 for a file that RocketMQ wrote. See actors.core.broker.snapshot.
+    The offset is 0 for a file that RocketMQ wrote. See actors.core.broker.snapshot.
     """
     snapshot = json.loads(text)
     return frozenset(snapshot.get("topicConfigTable", ())), int(snapshot.get("queueOffset", 0))
 
 
 def _real_topics(batch: EncodedBatch) -> list[str]:
-    """Return the topics that a batch of delayed messages is delivered to. The store refuses damaged records later."""
+    """Return the topics to which a batch of delayed messages will be delivered. Damaged records are ignored: the store
+    rejects them later."""
     ends = [0, *np.cumsum(batch.sizes).tolist()]
     records = [memoryview(batch.records)[start:end] for start, end in pairwise(ends)]
     topics = []

@@ -1,11 +1,11 @@
 """The messages between the Controller, the Storage actors and the Replicators of a broker group.
 
-The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back; a Broker
-reads the GroupLeader from the Controller. A Replicator gets a Following from the slave, reads the master's log by
-LogRequest, and gets a Copied from the slave. New fields belong here, the decisions in actors.core.replica.role,
-actors.core.replica.sync_state and placement.election.
+The Controller sends an Order (Lead, Renew, Follow or Drain) to a Storage actor and gets a ReplicaState back. A Broker
+reads the GroupLeader from the Controller. A Replicator gets a Following from the slave, reads the master's log with
+LogRequest, and gets a Copied from the slave. This module defines the messages; the decisions are in
+actors.core.replica.role, actors.core.replica.sync_state and placement.election.
 
-None of these values survives a crash: each is rebuilt from the replicas' files (storage.replication) and from the
+None of these messages survives a crash: each is rebuilt from the replicas' files (storage.replication) and from the
 Controller's journal.
 """
 
@@ -19,13 +19,13 @@ from typing import Final
 from storage.replication.epochs import SyncStateSet
 
 MASTER_LEASE_S: Final = 1.5
-"""How long a master may acknowledge after a state report that the Controller has answered."""
+"""Lease, in seconds, of a master: how long it may acknowledge after a state report that the Controller has
+answered."""
 
 
 class ReplicaRole(Enum):
-    """The role of a replica. FENCED neither takes appends nor follows; in a group of several, each replica starts
-    fenced.
-    """
+    """The role of a replica. A FENCED replica neither accepts appends nor follows. In a group of several replicas, each
+    replica starts fenced."""
 
     FENCED = "FENCED"
     MASTER = "MASTER"
@@ -34,9 +34,10 @@ class ReplicaRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FollowerLag:
-    """The lag of a follower: the missing bytes, and the seconds since the master stored the first of them.
+    """The lag of a follower: the number of missing bytes, and the seconds since the master stored the first of these
+    bytes.
 
-    Both are 0 if nothing is missing.
+    Both are 0 if the follower has everything.
     """
 
     lag_bytes: int
@@ -47,19 +48,20 @@ class FollowerLag:
 class ReplicaState:
     """One replica's report of its state. Offsets are physical.
 
-    `store_id` names the directory. `incarnation` counts its openings and, with the process's monotonic clock `clock_s`,
-    orders the reports. `epoch` is the newest known epoch, `master` the replica that it follows (itself for a master,
-    None while fenced). `end_offset` is the end of the log on its disk; `log_epoch` is the epoch of the last record
-    there. `sync_state_set` is the newest stored set. `draining`: a master that takes no more appends because another
-    replica should lead. `proposal`: the set that a master proposes, based on the version that it names. `lags`: the
-    lags of a master's followers that have read its log. `in_sync`: the replicas in sync with a master, itself included.
-    `failed`: the failure of the replica's disk, empty while the disk works. A failed replica acknowledges nothing after
-    this report, whatever its lease, until its process has been started again.
+    `store_id` names the store's directory. `incarnation` counts how often the directory was opened; together with
+    `clock_s`, the process's monotonic clock, it orders the reports. `epoch` is the newest known epoch. `master` is the
+    replica that this replica follows (itself for a master, None while fenced). `end_offset` is the end of the log on
+    the replica's disk, and `log_epoch` the epoch of the last record in this log. `sync_state_set` is the newest stored
+    set. `draining`: True for a master that accepts no more appends because another replica should lead. `proposal`: the
+    set that a master proposes, based on the version that it names. `lags`: the lags of a master's followers that have
+    read its log. `in_sync`: the replicas in sync with a master, itself included. `failed`: the failure of the replica's
+    disk, empty while the disk works. A failed replica acknowledges nothing after this report, whatever its lease, until
+    its process has been restarted.
 
-    `confirm_floor`: the highest confirm offset on its disk; a log that ends before it lacks acknowledged messages.
-    `hole_bytes`: the damaged bytes of its log. `caught_up`: this process has led, or has had everything that its master
-    had confirmed; since then it has missed nothing acknowledged while it was in the sync-state set. `refusal`: the
-    reason why it does not follow its master, "" if there is none.
+    `confirm_floor`: the highest confirm offset on the replica's disk; a log that ends before it lacks acknowledged
+    messages. `hole_bytes`: the number of damaged bytes in the log. `caught_up`: True if this process has led, or has
+    had everything that its master had confirmed; since then it has missed no message acknowledged while it was in the
+    sync-state set. `refusal`: the reason why it does not follow its master, or "".
     """
 
     replica: int
@@ -90,23 +92,23 @@ class ReplicaState:
 
     @property
     def age(self) -> tuple[int, float]:
-        """The order of reports about one directory: the report with the larger age is the later one."""
+        """The sort key of reports about one directory: the report with the larger age is the later one."""
         return self.incarnation, self.clock_s
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The epoch and the end of the log: a replica with a larger rank has everything that one with a smaller rank
-        has.
-        """
+        """The epoch and the end of the log. A replica with a larger rank has every message of a replica with a smaller
+        rank."""
         return self.log_epoch, self.end_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Make `replica` lead in the set's epoch, with a lease that counts from `clock_s` on its own clock.
+    """Order: `replica` becomes the master in the set's epoch, with a lease that counts from `clock_s` on the replica's
+    own clock.
 
-    Only the process that sent the report may carry out the order: the log of a later process may have lost its end. The
-    id of its directory is in the set, and `incarnation` is that directory's.
+    Only the process that sent the report may execute the order, because the log of a later process may have lost its
+    end. The set has the id of the replica's directory, and `incarnation` is the incarnation of that directory.
     """
 
     group: str
@@ -118,9 +120,9 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Prolong the master's lease, from `clock_s` on its own clock.
+    """Order: extend the master's lease, counted from `clock_s` on the master's own clock.
 
-    `sync_state_set`: the Controller's current set; `dead`: the replicas that do not answer the Controller.
+    `sync_state_set`: the Controller's current set. `dead`: the replicas that do not answer the Controller.
     """
 
     group: str
@@ -132,7 +134,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Make `replica` follow `master` in `epoch`."""
+    """Order: `replica` follows `master` in `epoch`."""
 
     group: str
     replica: int
@@ -142,7 +144,8 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Make the master stop taking appends: the replica `to` leads as soon as it has everything."""
+    """Order: the master stops accepting appends. Replica `to` becomes the master as soon as it has every
+    message."""
 
     group: str
     replica: int
@@ -156,7 +159,8 @@ Order = Lead | Renew | Follow | Drain
 
 @dataclass(frozen=True, slots=True)
 class GroupLeader:
-    """The master of a broker group and its epoch. While there is no master, `master` is None and `reason` says why."""
+    """The master of a broker group and its epoch. If there is no master, `master` is None and `reason` states
+    why."""
 
     group: str
     master: int | None
@@ -166,7 +170,8 @@ class GroupLeader:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The master that a slave follows. `position`: the next offset to read, None while the logs are not aligned."""
+    """The master that a slave follows. `position`: the next offset to read; None until the slave's log is aligned with
+    the master's log."""
 
     master: int
     epoch: int
@@ -177,10 +182,11 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """A follower's request for the log from `next_offset` on. Everything before `acked_offset` is on its disk.
+    """A follower's request for the master's log from `next_offset` on. Everything before `acked_offset` is on the
+    follower's disk.
 
-    While the follower's disk writes, `acked_offset` is less than `next_offset`. An acknowledgement never waits for the
-    next message, because it has a frame of its own (ACK_LOG).
+    While the follower writes to disk, `acked_offset` is less than `next_offset`. An acknowledgement never waits for the
+    next message, because it has its own frame (ACK_LOG).
     """
 
     follower: int
@@ -193,9 +199,8 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A slave's answer to a chunk: the next offset to read, the end of the log on its disk, and the number of appended
-    bytes.
-    """
+    """A slave's answer to a chunk of the log: the next offset to read, the end of the log on its disk, and the number
+    of appended bytes."""
 
     next_offset: int
     acked_offset: int

@@ -1,6 +1,6 @@
-"""The written appends of a storage actor's lanes that wait for the disk or for copies.
+"""The written appends on a storage actor's lanes (direct socket connections) that wait for the disk or for replicas.
 
-After each progress (a flush, a copy, a new role) all of them are checked, and the settled ones are answered in the
+After each progress (a flush, a copy, a new role) every waiting append is checked. Completed appends are answered in the
 order of their arrival. Time is an argument.
 """
 
@@ -16,7 +16,7 @@ TokenT = TypeVar("TokenT")
 
 
 class Started(Protocol):
-    """A started append (storage.append.durability.StartedAppend)."""
+    """The interface of a started append (storage.append.durability.StartedAppend)."""
 
     @property
     def deadline_s(self) -> float: ...
@@ -24,7 +24,7 @@ class Started(Protocol):
 
 
 class EndedAppend(NamedTuple, Generic[TokenT]):
-    """An append that must be answered now, with its results or with an error."""
+    """An append that must be answered now: with its results, or with an error."""
 
     token: TokenT
     results: Sequence[AppendResult]
@@ -32,7 +32,7 @@ class EndedAppend(NamedTuple, Generic[TokenT]):
 
 
 class PendingAppends(Generic[TokenT]):
-    """The waiting appends, each with a token of the caller's. For one thread."""
+    """The appends that wait for the disk or for replicas, each with a token of the caller. Not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Started, TokenT]] = []
@@ -41,11 +41,11 @@ class PendingAppends(Generic[TokenT]):
         return len(self._waiting)
 
     def add(self, started: Started, token: TokenT) -> None:
-        """Add an append that was not settled when it started."""
+        """Add an append that was not complete when it started."""
         self._waiting.append((started, token))
 
     def settle(self, now_s: float) -> list[EndedAppend[TokenT]]:
-        """Remove and return the appends that are settled at `now_s`, in the order of `add`."""
+        """Remove and return the appends that have completed or failed at `now_s`, in the order of `add`."""
         settled: list[EndedAppend[TokenT]] = []
         left: list[tuple[Started, TokenT]] = []
         for started, token in self._waiting:
@@ -63,5 +63,6 @@ class PendingAppends(Generic[TokenT]):
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Return the latest time for the next `settle`, on the clock of its argument; None while no append waits."""
+        """Return the time by which `settle` must be called next, on the clock of its argument; None if no
+        append waits."""
         return min((started.deadline_s for started, _ in self._waiting), default=None)

@@ -3,8 +3,8 @@
     master   sends a reader of messages that are probably no longer in its memory to a slave in sync
     slave    sends a reader of messages in memory, or of messages that the slave lacks, to the master
 
-A slave that gets nothing from its master keeps its readers: there may be no other replica. A slave never answers that
-an offset is out of range: its log may end earlier, or begin later, than the master's.
+A slave that gets no data from its master keeps its readers, because no other replica may exist. A slave never answers
+that an offset is out of range: its log may end earlier, or begin later, than the master's log.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from raymq.common.protocol.store import FetchRequest, FetchResult
 
 @dataclass(frozen=True, slots=True)
 class ReadRouting:
-    """One replica's role, for its readers. `others`: the storage actors to which readers may be sent."""
+    """Redirects the readers of one replica, depending on the replica's role. `others`: the storage actors to which
+    readers may be sent."""
 
     is_master: bool
     others: Sequence[str] = ()
 
     def route(self, request: FetchRequest, result: FetchResult, *, in_memory: bool) -> FetchResult:
-        """Return the answer to a consumer, with the storage actor to read from next.
+        """Add to a consumer's fetch result the storage actor to read from next, and return the result.
 
-        `in_memory`: the consumer's next message is in memory.
+        `in_memory`: True if the consumer's next message is in memory.
         """
         name = self.pull_from(
             request.queue_id, result.next_offset, result.min_offset, result.max_offset, in_memory=in_memory
@@ -35,7 +36,7 @@ class ReadRouting:
     def pull_from(self, queue_id: int, next_offset: int, min_offset: int, max_offset: int, *, in_memory: bool) -> str:
         """Return the storage actor from which to read a queue next, at `next_offset`; empty for this actor.
 
-        `in_memory`: the next message is in memory.
+        `in_memory`: True if the next message is in memory.
         """
         if not self.others:
             return ""

@@ -1,17 +1,18 @@
-"""The role of one replica: it leads, follows, or is fenced. Decisions of a Storage actor in a group of several.
+"""The role of one replica (master, slave or fenced): the decisions of a Storage actor in a group of several replicas.
 
     FENCED ──lead(epoch)──▶ MASTER ──lease over──▶ MASTER that takes no appends ──renew──▶ MASTER
        └────follow(epoch, master)──▶ SLAVE ◀── follow of a newer epoch ── any
 
-The effect of the Controller's orders on a replica belongs here. TRANSITIONS has every order that is carried out; all
-others are refused.
+This module defines the effect of the Controller's orders on a replica. TRANSITIONS has every order that is executed;
+all other orders are rejected.
 
-An order of an epoch older than the newest known is refused, so no replica that was replaced can be made master again. A
-master takes appends, and acknowledges them, only while it holds a lease: the Controller elects another master only when
-the last lease is over. So two masters never acknowledge at the same time, even if one is cut off or hung.
+An order of an epoch older than the newest known epoch is rejected, so a replica that was replaced cannot become the
+master again. A master accepts appends, and acknowledges them, only while it holds a lease. The Controller elects
+another master only after the last lease has expired. So two masters never acknowledge at the same time, even if one is
+partitioned or hung.
 
-The caller keeps what must survive the process: it stores an epoch before it leads in it, and passes the newest epoch on
-its disk to the constructor. Time is an argument, on the clock of the process.
+The caller makes durable what must survive the process: it stores an epoch before the replica leads in it, and passes
+the newest epoch on disk to the constructor. Time is an argument, on the clock of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from raymq.common.errors import InvalidArgumentError, NotMasterError
 
 
 class RoleOrder(Enum):
-    """An order of the Controller, reduced to its effect on the role."""
+    """The kind of an order from the Controller, as it affects the role of a replica."""
 
     LEAD = "lead"
     RENEW = "renew"
@@ -34,7 +35,7 @@ class RoleOrder(Enum):
 
 
 class EpochAge(Enum):
-    """The epoch of an order, compared with the replica's newest known epoch."""
+    """How the epoch of an order compares with the replica's newest known epoch."""
 
     OLDER = -1
     SAME = 0
@@ -48,7 +49,7 @@ TRANSITIONS: Final[Mapping[ReplicaRole, Mapping[tuple[RoleOrder, EpochAge], Repl
         (RoleOrder.FOLLOW, EpochAge.NEWER): ReplicaRole.SLAVE,
     },
     ReplicaRole.MASTER: {
-        (RoleOrder.LEAD, EpochAge.SAME): ReplicaRole.MASTER,  # repeated: it renews the lease
+        (RoleOrder.LEAD, EpochAge.SAME): ReplicaRole.MASTER,  # repeated order: it renews the lease
         (RoleOrder.LEAD, EpochAge.NEWER): ReplicaRole.MASTER,
         (RoleOrder.RENEW, EpochAge.SAME): ReplicaRole.MASTER,
         (RoleOrder.DRAIN, EpochAge.SAME): ReplicaRole.MASTER,
@@ -60,11 +61,11 @@ TRANSITIONS: Final[Mapping[ReplicaRole, Mapping[tuple[RoleOrder, EpochAge], Repl
         (RoleOrder.FOLLOW, EpochAge.NEWER): ReplicaRole.SLAVE,
     },
 }
-"""The role after an order, by the role before it. An order that is missing here is refused with NotMasterError."""
+"""The role after an order, by the role before it. An order without an entry is rejected with NotMasterError."""
 
 
 class ReplicaRoleState:
-    """The role of one replica. `epoch` is the newest known epoch, at first the one on its disk."""
+    """The role of one replica. `epoch` is the newest known epoch; initially the epoch on the replica's disk."""
 
     def __init__(self, broker_name: str, replica: int, epoch: int) -> None:
         self._broker_name = broker_name
@@ -72,16 +73,16 @@ class ReplicaRoleState:
         self.epoch = epoch
         self.role = ReplicaRole.FENCED
         self.master: int | None = None
-        """The replica that leads in `epoch`: this one for a master, None while fenced."""
+        """The replica that leads in `epoch`: this replica if it is the master, None while fenced."""
         self.draining = False
-        """True for a master that takes no more appends, because another replica should lead."""
+        """True for a master that accepts no more appends, because another replica should lead."""
         self._lease_until_s = 0.0
 
     def lead(self, epoch: int, lease_until_s: float) -> bool:
-        """Lead in `epoch`, which the caller has stored. Returns True if this replica did not lead in it before.
-        Repeating it renews the lease.
+        """Become the master in `epoch`, which the caller has stored. Returns True if this replica was not yet the
+        master in that epoch. Repeating the call renews the lease.
 
-        NotMasterError: the epoch is older than the newest known one, or another replica leads it.
+        Raises NotMasterError if the epoch is older than the newest known epoch, or if another replica leads in it.
         """
         after = self._role_after(RoleOrder.LEAD, epoch)
         again = epoch == self.epoch
@@ -91,14 +92,13 @@ class ReplicaRoleState:
         return not again
 
     def renew(self, epoch: int, lease_until_s: float) -> None:
-        """Prolong the lease of the master of `epoch`. NotMasterError: this replica is not that master."""
+        """Extend the lease of the master of `epoch`. Raises NotMasterError if this replica is not that master."""
         self.role = self._role_after(RoleOrder.RENEW, epoch)
         self._lease_until_s = max(lease_until_s, self._lease_until_s)
 
     def follow(self, epoch: int, master: int) -> bool:
-        """Follow `master` in `epoch`. Returns True if that is new. NotMasterError: the epoch is older, or this replica
-        leads it.
-        """
+        """Follow `master` in `epoch`. Returns True if this changes the role, the epoch or the master. Raises
+        NotMasterError if the epoch is older, or if this replica leads in it."""
         after = self._role_after(RoleOrder.FOLLOW, epoch)
         if master == self.replica:
             raise InvalidArgumentError(f"replica {master} of {self._broker_name} cannot follow itself")
@@ -108,15 +108,15 @@ class ReplicaRoleState:
         return new
 
     def drain(self, epoch: int) -> None:
-        """Take no more appends until the next epoch, because another replica should lead.
+        """Stop accepting appends until the next epoch, because another replica should lead.
 
-        NotMasterError unless this replica is the master of `epoch`.
+        Raises NotMasterError unless this replica is the master of `epoch`.
         """
         self.role = self._role_after(RoleOrder.DRAIN, epoch)
         self.draining = True
 
     def _role_after(self, order: RoleOrder, epoch: int) -> ReplicaRole:
-        """Return the role after an order. NotMasterError: the order is refused."""
+        """Return the role after an order. Raises NotMasterError if the order is rejected."""
         age = EpochAge((epoch > self.epoch) - (epoch < self.epoch))
         after = TRANSITIONS[self.role].get((order, age))
         if after is None:
@@ -124,22 +124,23 @@ class ReplicaRoleState:
         return after
 
     def leads(self, now_s: float) -> bool:
-        """True if this replica may acknowledge appends now."""
+        """Return True if this replica is the master and its lease lets it acknowledge appends now."""
         return self.role is ReplicaRole.MASTER and now_s < self._lease_until_s
 
     def check_append(self, epoch: int | None, now_s: float) -> None:
-        """Raise NotMasterError unless this replica takes appends of `epoch` now; None: the client sent no epoch."""
+        """Raise NotMasterError unless this replica accepts appends of `epoch` now. `epoch` None: the client sent no
+        epoch."""
         if not self.leads(now_s) or self.draining or epoch not in (None, self.epoch):
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_chunk(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica follows in `epoch`, and so takes chunks of that epoch's master."""
+        """Raise NotMasterError unless this replica follows in `epoch`, and so accepts chunks of that epoch's
+        master."""
         if self.role is not ReplicaRole.SLAVE or epoch != self.epoch:
             raise NotMasterError(self._broker_name, self.epoch)
 
     def check_asked(self, epoch: int) -> None:
-        """Raise NotMasterError unless this replica is the master of `epoch`, whose log followers read. Needs no
-        lease.
-        """
+        """Raise NotMasterError unless this replica is the master of `epoch`, whose log followers read. The master needs
+        no lease for this."""
         if self.role is not ReplicaRole.MASTER or epoch != self.epoch:
             raise NotMasterError(self._broker_name, self.epoch)

@@ -1,6 +1,7 @@
 """The rules of a broker group with several replicas: which copies its master waits for, and which replicas are in sync.
 
-They come from raymq.yaml's section `replication` (actors.replica.storage_actor), the same for all replicas of a group.
+The rules come from the section `replication` of raymq.yaml (actors.replica.storage_actor), and are the same for all
+replicas of a group.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from storage.replication.epochs import SyncStateSet
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRules:
-    """The conditions of a master's acknowledgement (RocketMQ's settings, spec/storage.md §11.1), times in s.
+    """The conditions under which a master acknowledges an append (RocketMQ's settings, spec/storage.md §11.1). Times
+    are in s.
 
-    `fixed_roles`: no other replica ever leads; a replica that lacks less than `max_gap_bytes` is then in sync.
-    `hole_wait_s`: the time before damaged bytes that no replica can mend are copied (actors.core.replica.hole_reports).
-    `may_lose_confirmed`: a slave gives up acknowledged messages that its master lacks (enable_elect_unclean_master).
+    `fixed_roles`: True if no other replica ever becomes the master; a replica that lacks less than `max_gap_bytes` is
+    then in sync. `hole_wait_s`: the time before damaged bytes that no replica can repair are copied
+    (actors.core.replica.hole_reports). `may_lose_confirmed`: True if a slave may give up acknowledged messages that its
+    master lacks (enable_elect_unclean_master).
     """
 
     lease_s: float
@@ -35,16 +38,15 @@ class ReplicaRules:
 
     @property
     def required_in_sync(self) -> int:
-        """The least number of replicas in sync; with fewer, messages are refused.
+        """Minimum number of replicas in sync. With fewer replicas in sync, the master rejects messages.
 
-        With fixed roles, a missing copy only changes the send status.
+        With fixed roles the master accepts the messages: a missing copy only changes the send status.
         """
         return self.min_in_sync_replicas if self.fixed_roles else max(self.min_in_sync_replicas, self.in_sync_replicas)
 
     def begin(self, replica: int, first: SyncStateSet, end_offset: int, now_s: float) -> MasterSyncState:
-        """Start the followers' state of a master that begins to lead with the set `first` and a log up to
-        `end_offset`.
-        """
+        """Create the followers' state of a new master, whose sync-state set is `first` and whose log ends at
+        `end_offset`."""
         if not self.fixed_roles:
             return MasterSyncState(replica, first, end_offset, now_s, not_catchup_s=self.not_catchup_s)
         return FixedSyncState(

@@ -1,28 +1,29 @@
-"""A master's records of its followers, and the confirm offset and the sync-state set computed from them.
+"""A master's records of its followers, and the confirm offset and the sync-state set computed from these records.
 
-When a replica counts as in sync, and when an append has its copies, belongs here.
+This module decides when a replica counts as in sync, and when an append has enough copies.
 
-A follower reports the end of the log on its disk with each request, and in acknowledgements; that may be more than the
-master has on its own disk. The confirm offset is the end of what every member of the set has, the master included; it
-never goes back. The master proposes a change of the set to the Controller:
+A follower reports the end of the log on its disk with each request, and in acknowledgements. This end may be beyond the
+end on the master's own disk. The confirm offset is the end of the log that every member of the set has, the master
+included; it never goes back. The master proposes a change of the set to the Controller:
 
     expand   a follower that has everything up to the confirm offset and has recently reached the master's end
     shrink   a member that has not reached the master's end for `not_catchup_s`, that does not answer the Controller,
              or whose disk has lost its log
 
-While messages arrive all the time, a close follower never has exactly what is confirmed. So a follower that has reached
+While messages arrive all the time, a close follower never has exactly the confirmed log. So a follower that has reached
 the log's end at its last request is counted at once, but for JOIN_MAX_S at most, because only the master counts it. The
 confirm offset then waits until the follower has everything up to it, and the master proposes the follower.
 
-From the proposal to the answer the union of the old and the new set counts (spec/storage.md §11.2), so every replica
-that the Controller may elect in that time has everything that was acknowledged. Nothing here survives the process.
+From the proposal to the answer the union of the old and the new set counts (spec/storage.md §11.2). So every replica
+that the Controller may elect in that time has every acknowledged message. No state survives the process.
 
-The times at which the bytes of a log were stored, approximate and in little memory: for the lag in seconds.
+This module also records the times at which the bytes of a log were stored, approximately and in little memory, to
+compute the lag in seconds.
 
-A mark has an end offset and a time: the bytes from the end of the previous mark to its own end were stored at that time
-or later. Bytes stored within MARK_S of a mark's time are added to the mark; if there are more than MARKS_MAX marks, two
-are joined. So an age may be too large, by a few percent and MARK_S. It is never too small, except for bytes stored
-before the first mark. Nothing survives the process.
+A mark has an end offset and a time: the bytes from the end of the previous mark to the mark's own end were stored at
+that time or later. Bytes stored within MARK_S of a mark's time are added to the mark. If there are more than MARKS_MAX
+marks, two marks are joined. So an age may be too large, by a few percent and MARK_S. It is never too small, except for
+bytes stored before the first mark. No mark survives the process.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ MARKS_MAX: Final = 512
 
 
 class StoreTimes:
-    """The marks of one log, which ended at `end_offset` at `now_s`; bytes before that count as stored at `now_s`."""
+    """The approximate times at which the bytes of one log were stored.
+
+    The log ended at `end_offset` at `now_s`; bytes before `end_offset` count as stored at `now_s`.
+    """
 
     def __init__(self, end_offset: int, now_s: float) -> None:
         self._ends = [end_offset]
         self._times_s = [now_s]
 
     def stored(self, end_offset: int, now_s: float) -> None:
-        """Record that everything before `end_offset` is stored now."""
+        """Record that everything before `end_offset` is now stored."""
         if end_offset <= self._ends[-1]:
             return
         if len(self._ends) > 1 and now_s - self._times_s[-1] < MARK_S:
@@ -60,14 +64,14 @@ class StoreTimes:
             self._join_two(now_s)
 
     def age_s(self, physical_offset: int, now_s: float) -> float:
-        """Return the time in s since the byte at `physical_offset` was stored; 0 if it is not stored yet."""
+        """Return the time, in s, since the byte at `physical_offset` was stored; 0 if the byte is not stored
+        yet."""
         index = bisect_right(self._ends, physical_offset)
         return max(now_s - self._times_s[index], 0.0) if index < len(self._ends) else 0.0
 
     def _join_two(self, now_s: float) -> None:
-        """Join the two neighbouring marks whose ages change least, in proportion: keep the earlier time and the later
-        end.
-        """
+        """Join the two neighbouring marks whose ages change least in proportion. The joined mark has the earlier time
+        and the later end."""
         times_s = self._times_s
         first = min(
             range(1, len(times_s) - 2), key=lambda i: (times_s[i + 2] - times_s[i]) / max(now_s - times_s[i], MARK_S)
@@ -80,10 +84,12 @@ JOIN_MAX_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Follower:
-    """One follower, according to its newest request. Offsets are physical, times in s on the master's clock.
+    """The state of one follower, according to its newest request. Offsets are physical, times in s on the master's
+    clock.
 
-    `acked_offset`: the follower has everything before it. `asked_end_offset`: the master's end at that request;
-    `asked_s`: the time of the request. `caught_up_s`: when the follower last reached the master's end.
+    `acked_offset`: the follower has everything before it. `asked_end_offset`: the end of the master's log at the newest
+    request. `asked_s`: the time of that request. `caught_up_s`: the last time at which the follower had reached the
+    master's end.
     """
 
     store_id: str
@@ -95,7 +101,8 @@ class _Follower:
 
 
 class MasterSyncState:
-    """The followers of a master in one epoch, which it began at `now_s` as the set's only member with `end_offset`."""
+    """The followers of a master in one epoch. The epoch began at `now_s`, with the master as the set's only member and
+    its log up to `end_offset`."""
 
     def __init__(
         self, replica: int, first: SyncStateSet, end_offset: int, now_s: float, *, not_catchup_s: float
@@ -104,10 +111,12 @@ class MasterSyncState:
         self._not_catchup_s = not_catchup_s
         self.sync_state_set = first
         self._proposed: dict[int, str] | None = None
-        """The current proposal: member to the id of its directory; None if there is none."""
+        """The current proposal: each member with the id of its directory; None if the master has proposed no
+        change."""
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[str, float]] = {}
-        """The followers that are counted and not proposed yet: the id of the directory, and since when, in s."""
+        """The followers that are counted but not proposed yet, each with the id of its directory and the time, in s,
+        since when it counts."""
         self._own_end = self.confirm_offset = end_offset
         self._stored_times = StoreTimes(end_offset, now_s)
 
@@ -117,7 +126,8 @@ class MasterSyncState:
 
     @property
     def counted(self) -> frozenset[int]:
-        """The replicas whose copies count: members of the set, proposed ones, and those about to be proposed."""
+        """The replicas whose copies count: members of the set, proposed members, and followers about to be
+        proposed."""
         return frozenset(self._counted_stores())
 
     def _counted_stores(self) -> dict[int, str]:
@@ -126,7 +136,7 @@ class MasterSyncState:
         return {**joining, **self.sync_state_set.stores, **(self._proposed or {})}
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """Return the replicas in sync now, this one included."""
+        """Return the replicas in sync now, including this replica."""
         return self.sync_state_set.members
 
     def flushed(self, end_offset: int, now_s: float) -> None:
@@ -136,9 +146,8 @@ class MasterSyncState:
         self._confirm()
 
     def asked(self, follower: int, store_id: str, from_offset: int, now_s: float, *, learner: bool = False) -> None:
-        """Record a follower's request or acknowledgement: everything before `from_offset` is on its disk, in this
-        epoch.
-        """
+        """Record a follower's request or acknowledgement: everything before `from_offset` of this epoch's log is on the
+        follower's disk."""
         known = self._followers.get(follower)
         if known is not None and known.store_id != store_id:
             known = None
@@ -152,22 +161,23 @@ class MasterSyncState:
         self._confirm()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Record the replicas that do not answer the Controller: they are removed without waiting for
-        `not_catchup_s`.
-        """
+        """Record the replicas that do not answer the Controller. They are removed from the set without waiting for
+        `not_catchup_s`."""
         for name in names & self._followers.keys():
             self._followers[name].caught_up_s = -math.inf
             self._joining.pop(name, None)
         self._confirm()
 
     def copies(self, end_offset: int) -> int:
-        """Return the number of replicas of the set, this one included, that have everything before `end_offset`."""
+        """Return the number of replicas of the set, including this replica, that have everything before
+        `end_offset`."""
         stores = self._counted_stores()
         acked = [self._acked(member, stores) for member in self.sync_state_set.members - {self._replica}]
         return sum(offset is not None and offset >= end_offset for offset in acked) + (self._own_end >= end_offset)
 
     def propose(self, now_s: float) -> SyncStateSet | None:
-        """Return the set to propose to the Controller if it should change, or if an answer is missing; else None."""
+        """Return the set to propose to the Controller if the set should change, or if a proposal was not answered; else
+        None."""
         late = [
             name
             for name, (_, since_s) in self._joining.items()
@@ -184,10 +194,10 @@ class MasterSyncState:
         return SyncStateSet(self.epoch, self.sync_state_set.version, self._proposed)
 
     def decided(self, answer: SyncStateSet) -> None:
-        """Record the set that is in force, as the Controller answered.
+        """Record the set in force, as answered by the Controller.
 
         Only a newer set ends a current proposal. Until then the Controller may still accept the proposal, so a replica
-        in it must have been counted all the time.
+        in the proposal must be counted without a gap.
         """
         if answer.epoch == self.epoch and answer.version > self.sync_state_set.version:
             self.sync_state_set = answer
@@ -195,7 +205,8 @@ class MasterSyncState:
             self._confirm()
 
     def lags(self, now_s: float) -> dict[int, FollowerLag]:
-        """Return the lag of each follower. Bytes stored before this epoch count as stored when it began."""
+        """Return the lag of each follower. Bytes stored before this epoch count as stored at the start of the
+        epoch."""
         return {
             name: FollowerLag(
                 max(self._own_end - follower.acked_offset, 0), self._stored_times.age_s(follower.acked_offset, now_s)
@@ -221,18 +232,17 @@ class MasterSyncState:
             self.confirm_offset = max(self.confirm_offset, min([self._own_end, *known]))
 
     def _acked(self, name: int, stores: Mapping[int, str]) -> int | None:
-        """Return the end of a replica's copy; None if it sent no request, or if its directory is not the one in
-        `stores`.
-        """
+        """Return the end of the log on a replica's disk. Returns None if the replica has sent no request, or if its
+        directory is not the one in `stores`."""
         follower = self._followers.get(name)
         return None if follower is None or stores.get(name) != follower.store_id else follower.acked_offset
 
 
 class FixedSyncState(MasterSyncState):
-    """The followers of a master that leads forever.
+    """The followers of a master with fixed roles, which stays the master forever.
 
     A follower is in sync if it sent a request within `not_catchup_s`, answers the Controller, and lacks less than
-    `max_gap_bytes` (RocketMQ's haMaxGapNotInSync). The confirm offset is the master's own end.
+    `max_gap_bytes` (RocketMQ's haMaxGapNotInSync). The confirm offset is the end of the master's own log.
     """
 
     def __init__(
@@ -250,11 +260,11 @@ class FixedSyncState(MasterSyncState):
         self._silent: frozenset[int] = frozenset()
 
     def silent(self, names: frozenset[int]) -> None:
-        """Record the replicas that do not answer the Controller; all others do."""
+        """Record the replicas that do not answer the Controller. All other replicas answer."""
         self._silent = names
 
     def in_sync(self, now_s: float) -> frozenset[int]:
-        """Return the replicas in sync now, this one included."""
+        """Return the replicas in sync now, including this replica."""
         near = {
             name
             for name, follower in self._followers.items()
@@ -266,9 +276,8 @@ class FixedSyncState(MasterSyncState):
         return frozenset(near | {self._replica})
 
     def copies(self, end_offset: int) -> int:
-        """Return the number of replicas, including this one but no learners, that have everything before
-        `end_offset`.
-        """
+        """Return the number of replicas, including this replica but without learners, that have everything before
+        `end_offset`."""
         others = sum(
             follower.acked_offset >= end_offset and not follower.learner for follower in self._followers.values()
         )

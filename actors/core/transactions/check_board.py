@@ -1,9 +1,9 @@
-"""The checks at a broker that wait for a producer of their group to poll for them, and the live producers.
+"""The transaction checks at a broker that wait for a producer of their group to poll, and the live producers.
 
-A broker cannot call a program, so producers poll; a producer is live while it polls. The next poll gets the next checks
-of the group, so a producer that hangs gets none. If a producer dies with a check, the next round's check goes to
-another poll. Bounded: a check that nobody takes is replaced by that of the next round, and if a group has too many
-checks, the oldest is dropped. Time is an argument.
+A broker cannot call a client program, so producers poll; a producer is live while it polls. The next poll gets the next
+checks of the group, so a producer that hangs gets no checks. If a producer dies with a check, the next round's check
+goes to another poll. Memory is bounded: a check that no producer takes is replaced by the next round's check, and if a
+group has too many checks, the oldest check is dropped. Time is an argument.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 from raymq.common.protocol.transactions import TransactionCheck
 
 LIVE_S: Final = 10.0
-"""A producer that has not polled for this time is not live."""
+"""Time, in seconds, without a poll after which a producer is not live."""
 CHECKS_WAITING_MAX: Final = 2000
-"""The most waiting checks of one group."""
+"""Maximum number of transaction checks of one group that wait for a producer."""
 CHECKS_TAKEN_MAX: Final = 32
-"""The most checks that a producer gets in one poll."""
+"""Maximum number of transaction checks that a producer gets in one poll."""
 
 
 class CheckBoard:
-    """The checks of one broker. For one thread at a time."""
+    """The transaction checks that wait at one broker. Not thread-safe."""
 
     def __init__(self) -> None:
-        # By group and client: the time of the last poll.
+        # Time of the last poll, in s, by group and client id.
         self._asked_s: dict[str, dict[str, float]] = {}
-        # By group and transaction id.
+        # The waiting checks, by group and transaction id.
         self._waiting: dict[str, dict[str, TransactionCheck]] = {}
 
     def live_groups(self, now_s: float) -> list[str]:
-        """Return the groups with a live producer."""
+        """Return the groups that have a live producer."""
         for group, clients in list(self._asked_s.items()):
             live = {client: asked_s for client, asked_s in clients.items() if now_s - asked_s < LIVE_S}
             if live:
@@ -41,7 +41,7 @@ class CheckBoard:
         return list(self._asked_s)
 
     def put(self, checks: list[TransactionCheck]) -> None:
-        """Queue checks for a producer, replacing earlier checks of the same transactions."""
+        """Queue transaction checks for producers. A check replaces an earlier check of the same transaction."""
         for check in checks:
             waiting = self._waiting.setdefault(check.producer_group, {})
             waiting.pop(check.transaction_id, None)
@@ -50,11 +50,11 @@ class CheckBoard:
                 del waiting[next(iter(waiting))]
 
     def take(self, group: str, client_id: str, now_s: float) -> list[TransactionCheck]:
-        """Return the next checks for a producer of a group, and record the poll."""
+        """Return the next checks for a producer of a group, and record the time of the poll."""
         self._asked_s.setdefault(group, {})[client_id] = now_s
         waiting = self._waiting.get(group, {})
         return [waiting.pop(key) for key in list(waiting)[:CHECKS_TAKEN_MAX]]
 
     def leave(self, group: str, client_id: str) -> None:
-        """Record that a producer has ended."""
+        """Remove a producer that has shut down."""
         self._asked_s.get(group, {}).pop(client_id, None)

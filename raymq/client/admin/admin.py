@@ -1,6 +1,6 @@
 """Administration: `client.admin`, with its calls about stores, NameServers and settings.
 
-Settings of broker groups are seen and changed while raymq runs.
+The calls read and change the settings of broker groups while raymq runs.
 """
 
 from __future__ import annotations
@@ -35,38 +35,42 @@ from raymq.remoting.broker_client import broker_client
 
 
 class SettingsAdmin(AdminBase):
-    """Calls about settings. Each call may be repeated."""
+    """Administration calls about settings. Each call may be repeated."""
 
     def config(self, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Return the settings of all broker groups, or of one, by its name. Raises InvalidArgumentError for an unknown
-        broker group; ServiceNotAvailableError or RequestTimeoutError if a broker group does not answer within 20 s."""
+        """Return the settings of all broker groups, or of the group `broker_name`.
+
+        Raises InvalidArgumentError if the broker group is unknown. Raises ServiceNotAvailableError or
+        RequestTimeoutError if a broker group does not answer within 20 s.
+        """
         return {name: self._call_broker(name, "config") for name in self._groups_of(broker_name)}
 
     def set_config(self, name: str, value: SettingValue, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Change a live setting of all broker groups, or of one. Returns their settings then.
+        """Change a live setting of all broker groups, or of one. Returns the groups' settings after the change.
 
-        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's (``deleteWhen``). The
-        change is stored in the log of each group and survives restarts and failovers, until `unset_config`. On return
-        it is in effect in all servers that answer (BrokerConfig.behind names the others).
+        `name` is a setting of raymq.yaml (``store.delete_when``, ``delete_when``), or RocketMQ's name (``deleteWhen``).
+        The change is stored in the log of each group and survives restarts and failovers, until `unset_config`. On
+        return the change is in effect in all servers that answer (BrokerConfig.behind names the others).
 
-        Raises InvalidArgumentError for an unknown setting or broker group, and for a setting that is only read at the
-        start; ConfigError for a value that raymq.yaml could not have. Groups are changed in order: if one is away, its
-        error is raised, and the groups before it are changed.
+        Raises InvalidArgumentError if the setting or the broker group is unknown, or if the setting is only read at the
+        start. Raises ConfigError if raymq.yaml could not have the value. Groups are changed in order: if a group is
+        unreachable, its error is raised, and the groups before it are changed.
         """
         full = live_name(name)
         return {group: self._call_broker(group, "set_config", full, value) for group in self._groups_of(broker_name)}
 
     def unset_config(self, name: str, broker_name: str | None = None) -> dict[str, BrokerConfig]:
-        """Have a live setting be as raymq.yaml says, in all broker groups or in one. As `set_config`."""
+        """Reset a live setting to the value in raymq.yaml, in all broker groups or in one. Returns and raises the same
+        as `set_config`."""
         full = live_name(name)
         return {group: self._call_broker(group, "unset_config", full) for group in self._groups_of(broker_name)}
 
     def set_broker_writable(self, broker_name: str, writable: bool) -> None:
-        """Allow or forbid sends to a broker group (the setting broker_permission, which survives restarts). Its
-        messages can be read in either case. Clients see the change in routes within half a minute.
+        """Allow or forbid sends to a broker group. Sets broker_permission, which survives restarts.
 
-        While sends are forbidden, messages without a key go to the other groups. A sharding key keeps its queue, so
-        sends to queues of this group raise NoPermissionError. Raises InvalidArgumentError for an unknown broker group.
+        The group's messages can be read in either case. Clients see the change in routes within half a minute. While
+        sends are forbidden, messages without a key go to the other groups. A sharding key keeps its queue, so sends to
+        queues of this group raise NoPermissionError. Raises InvalidArgumentError if the broker group is unknown.
         """
         self.set_config("broker.broker_permission", PERM_READ | PERM_WRITE if writable else PERM_READ, broker_name)
 
@@ -82,7 +86,7 @@ class SettingsAdmin(AdminBase):
 __all__ = ["Admin", "QueueDescription"]
 
 READINGS_TIMEOUT_S: Final = 5.0
-"""Bounds the question to a broker for all its figures."""
+"""Default timeout in seconds for a broker's answer to `Admin.readings`."""
 BROKERS_AT_ONCE: Final = 8
 
 
@@ -98,27 +102,32 @@ class Admin(
     MetadataAdmin,
     UserAdmin,
 ):
-    """Administration of topics, messages, groups, stores and NameServers. All calls may be repeated: creating what
-    exists as asked, and deleting what is gone, succeed or raise an error that says so; `replay` sends nothing twice."""
+    """Administration of topics, messages, groups, stores and NameServers.
+
+    All calls may be repeated. Creating what already exists with the same settings, and deleting what is already
+    deleted, succeed or raise an error that says so. `replay` sends no message twice.
+    """
 
     def brokers(self) -> dict[str, BrokerData]:
-        """The live broker groups, with their stores."""
+        """Return the live broker groups, with their stores, by name."""
         return self._routes.brokers()
 
     def clusters(self) -> dict[str, list[str]]:
-        """The live broker groups of each cluster."""
+        """Return the names of the live broker groups of each cluster."""
         return self._routes.clusters()
 
     def store_statistics(self, broker_name: str) -> StoreStatistics:
-        """The runtime figures of a broker group's store, by RocketMQ's names (spec/storage.md §12).
-        InvalidArgumentError."""
+        """Return the runtime metrics of a broker group's store, under RocketMQ's names (spec/storage.md §12). Raises
+        InvalidArgumentError if the broker group is unknown."""
         statistics: StoreStatistics = self._store_call(broker_name, "statistics")
         return statistics
 
     def light_queues(self, pattern: str = "*") -> dict[str, int]:
-        """The messages that each light queue holds in all broker groups, by name, sorted; of the queues whose names
-        match `pattern`, which may have ``*`` and ``?``. A queue is there from its first message on, until the last one
-        is gone by its age."""
+        """Return the number of messages in each light queue, over all broker groups, sorted by name.
+
+        Only queues whose names match `pattern` are included; it may have ``*`` and ``?``. A light queue exists from its
+        first message on, until retention has deleted its last message.
+        """
         held: Counter[str] = Counter()
         for broker_name in self.brokers():
             queues: list[LightQueue] = self._store_call(broker_name, "light_queues")
@@ -127,11 +136,13 @@ class Admin(
         return {name: held[name] for name in sorted(held) if fnmatchcase(name, pattern)}
 
     def clean_store(self, broker_name: str) -> None:
-        """Have a broker group's store delete expired messages now, whatever the hour. InvalidArgumentError."""
+        """Delete expired messages of a broker group's store now, at any hour. Raises InvalidArgumentError if the broker
+        group is unknown."""
         self._store_call(broker_name, "clean")
 
     def transactions(self) -> dict[str, TransactionFigures]:
-        """The transactions without an outcome, by topic and producer group, in each broker group's store."""
+        """Return metrics of the transactions without an outcome, by topic and producer group, for each broker group's
+        store."""
         figures: dict[str, TransactionFigures] = {
             name: self._store_call(name, "transactions") for name in self._broker_names()
         }
@@ -149,9 +160,12 @@ class Admin(
     def readings(
         self, timeout_s: float = READINGS_TIMEOUT_S, *, with_pairs: bool = True
     ) -> dict[str, BrokerReadings | None]:
-        """Return the totals of all topics and the progress of all groups, by broker group, for rates and lags. Each
-        broker is asked once, all at the same time; None for a broker that does not answer in `timeout_s`. Without
-        `with_pairs`, groups have totals only, and `BrokerReadings.groups` is empty, which is cheaper for many groups.
+        """Return the totals of all topics and the progress of all groups, by broker group. Callers compute rates and
+        lags from them.
+
+        Each broker is called once, all at the same time. The value is None for a broker that does not answer within
+        `timeout_s`. Without `with_pairs`, groups have totals only and `BrokerReadings.groups` is empty, which is
+        cheaper for many groups.
 
         Internal topics are left out. A total restarts at 0 when its server restarts.
         """
@@ -168,21 +182,21 @@ class Admin(
         return dict(zip(names, found, strict=True))
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Remove write permission from a broker group: every NameServer shows its topics as not writable, until its
-        next change or `add_write_perm`. Returns the number of these topics. Clients see the change within half a
-        minute.
+        """Remove write permission from a broker group. Every NameServer shows the group's topics as not writable, until
+        the topics' next change or `add_write_perm`.
 
-        Messages without a key then go to the other groups. A sharding key keeps its queue, so sends to queues of this
-        group raise NoPermissionError.
+        Returns the number of these topics. Clients see the change within half a minute. Messages without a key then go
+        to the other groups. A sharding key keeps its queue, so sends to queues of this group raise NoPermissionError.
         """
         return max(map(int, self._routes.call_all("wipe_write_perm", broker_name)))
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Let a broker group's topics be read and written again; returns how many that concerns."""
+        """Give the topics of a broker group their write permission back. Returns the number of these topics."""
         return max(map(int, self._routes.call_all("add_write_perm", broker_name)))
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """Set a value of the NameServers' KV configuration, which each keeps on disk. InvalidArgumentError."""
+        """Set a value in the NameServers' KV configuration, which each NameServer stores on disk. Raises
+        InvalidArgumentError if the value is invalid."""
         self._routes.call_all("put_kv", namespace, key, value)
 
     def delete_kv(self, namespace: str, key: str) -> None:
@@ -194,5 +208,5 @@ class Admin(
         return self.list_kv(namespace).get(key)
 
     def list_kv(self, namespace: str) -> dict[str, str]:
-        """A namespace of the KV configuration, as one NameServer has it."""
+        """Return all keys and values of a namespace in the KV configuration, from one NameServer."""
         return self._routes.list_kv(namespace)

@@ -1,4 +1,4 @@
-"""Administration: calls to brokers and stores, repeated while these restart."""
+"""Administration base: calls to brokers and stores, which are retried while these servers restart."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 ADMIN_TIMEOUT_S: Final = 20.0
-"""Bounds a step of administration, over the restart of the server that it calls."""
+"""Timeout in seconds of one step of administration, including retries while the called server restarts."""
 ADMIN_BROKER_CALL_TIMEOUT_S: Final = 15.0
-"""Bounds one call to a broker, which is repeated until ADMIN_TIMEOUT_S is over."""
+"""Timeout in seconds of one call to a broker. The call is retried until ADMIN_TIMEOUT_S has passed."""
 ADMIN_SHORT_CALL_TIMEOUT_S: Final = 5.0
-"""The time limit in s of a call that writes nothing to a disk."""
+"""Timeout in seconds of one call that writes nothing to disk."""
 
 
 class AdminBase(OfProcess):
-    """The calls that are safe to repeat, which all parts of the admin use."""
+    """Retried calls to brokers and stores, which all administration classes share."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes = routes
         self._storages = storages
 
     def _queue_bounds(self, queue: MessageQueue) -> QueueBounds:
-        """The offsets that a queue holds."""
+        """Return the offset range that a queue holds."""
         return call_master(
             self._routes,
             self._storages,
@@ -41,12 +41,12 @@ class AdminBase(OfProcess):
         )
 
     def _broker_names(self) -> list[str]:
-        """Every live broker group. NameServers that were just restarted are waited for: a broker that is missing in
-        this answer would be left out for good."""
+        """Return the names of all live broker groups. Waits for NameServers that have just restarted, because their
+        first answers may miss brokers, and the caller would skip these brokers."""
         return list(persist_until(time.monotonic() + ADMIN_TIMEOUT_S, lambda left_s: self._routes.all_brokers()))
 
     def _call_broker(self, broker_name: str, method: str, *args: Any) -> Any:
-        """Call a method of a broker, again while the broker restarts. Only for methods that are safe to repeat."""
+        """Call a method of a broker, and retry while the broker restarts. The method must be safe to repeat."""
         broker = broker_client(broker_name)
         return persist_until(
             time.monotonic() + ADMIN_TIMEOUT_S,

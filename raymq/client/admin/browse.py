@@ -1,14 +1,14 @@
-"""Administration: the messages of a topic in the order of their times, without a group, page by page.
+"""Administration: reads the messages of a topic in the order of their times, without a group, page by page.
 
     stream     one queue, forwards or backwards, a few records ahead of the reader
     merge      of all queues: the next message is the oldest (or newest) of their first ones
     filter     after the merge: each scanned record counts, wanted or not
     cursor     for each queue, the offset after the last scanned record, and the end
 
-So a page may end at any record, and the next page continues exactly there. The number of scanned records is limited.
-One call fetches records for all queues of a broker group, so a topic of many queues costs few calls.
+So a page may end at any record, and the next page continues exactly after that record. The number of scanned records is
+limited. One call fetches records for all queues of a broker group, so a topic of many queues costs few calls.
 
-A damaged message has its place on the page, with its `body_error`. A page holds its messages as they are stored: a body
+A damaged message is included in the page, with its `body_error`. A page keeps its messages as they are stored: a body
 is decompressed each time it is read.
 """
 
@@ -36,22 +36,26 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import call_master
 
 BROWSE_TIMEOUT_S: Final = 20.0
-"""Bounds each call of a page, beside the page's own `max_ms`."""
+"""Timeout in seconds of each remote call for a page, in addition to the page's own limit `max_ms`."""
 BROWSE_CALL_TIMEOUT_S: Final = 5.0
 BROWSE_FETCH_BYTES: Final = 4 * 1024 * 1024
 BROWSE_PAGE_BYTES: Final = 64 * 1024 * 1024
-"""The most bytes of decompressed bodies on a page, which ends after the message that exceeds them."""
+"""Maximum bytes of decompressed bodies on a page. The page ends after the message that exceeds the limit."""
 _AHEAD: Final = 32
-"""The most records that one fetch reads of a queue."""
+"""Maximum number of records of one queue that one fetch reads."""
 
 Fetch = Callable[[Sequence[tuple[MessageQueue, int, int]]], Sequence[FetchResult]]
-"""Reads queues from an offset on, at most so many messages of each; the results are in the same order."""
+"""Function that reads several queues. Each argument is a queue, its first offset, and the maximum number of messages.
+The results are in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Messages, and the search for them: `scanned` records were read. `cursor` continues after them; None at the end.
-    `truncated`: True if a limit of records, bytes or time ended the search before the page was full."""
+    """A page of messages of a topic. `scanned`: the number of records that were read to find the messages.
+
+    `cursor` continues after this page; None at the end. `truncated`: True if a limit of records, bytes or time ended
+    the search before the page was full.
+    """
 
     messages: tuple[MessageExt, ...]
     cursor: str | None = None
@@ -61,7 +65,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets of one queue that are still to be read: from `begin` up to, not including, `end`."""
+    """The offset range of one queue that is not read yet: from `begin` up to, but not including, `end`."""
 
     queue: MessageQueue
     begin: int
@@ -69,39 +73,40 @@ class Span:
 
 
 class _HeldMessage(NamedTuple):
-    """A message that was read, and its time, in ms since 1970, for the merge of queues."""
+    """A fetched message, and the time in ms since 1970 at which it was stored, by which queues are merged."""
 
     fetched: FetchedRecord
     stored_ms: int
 
     @property
     def queue_offset(self) -> int:
-        """The message's offset."""
+        """The message's offset in its queue."""
         return self.fetched.message.queue_offset
 
 
 class _Stream:
-    """The records of one queue in one direction, with a few of them buffered."""
+    """Reads the records of one queue in one direction, and buffers a few of them."""
 
     def __init__(self, span: Span, *, newest_first: bool) -> None:
         self.queue = span.queue
         self._begin, self._end = span.begin, span.end
-        """The offsets that are neither taken nor buffered. Buffered messages are after `_end` (newest first) or before
-        `_begin`."""
+        """The offset range that is neither returned nor buffered. Buffered messages are after `_end` (newest first) or
+        before `_begin`."""
         self._newest_first = newest_first
         self._held: list[_HeldMessage] = []
-        """The next one last."""
+        """Buffered messages; the next message to return is the last of the list."""
         self._part: list[_HeldMessage] = []
         self._window = self._read_from = -1
-        """Newest first: the window that is read begins and goes on there; -1 between windows."""
+        """If newest first: the first offset of the window that is being read, and the offset of its next fetch. Both
+        are -1 between windows."""
 
     @property
     def wants(self) -> bool:
-        """True if nothing is held and something is left."""
+        """True if no message is buffered and some records are not read yet."""
         return not self._held and (self._begin < self._end or self._read_from >= 0)
 
     def request(self, count: int) -> tuple[MessageQueue, int, int]:
-        """The next fetch: the queue, the offset, and how many messages."""
+        """Return the next fetch: the queue, the offset, and the number of messages."""
         if not self._newest_first:
             return self.queue, self._begin, min(count, self._end - self._begin)
         if self._read_from < 0:
@@ -109,7 +114,7 @@ class _Stream:
         return self.queue, self._read_from, self._end - self._read_from
 
     def take_in(self, result: FetchResult) -> None:
-        """Hold what a fetch of `request` has read."""
+        """Buffer the messages that the fetch of `request` has read."""
         start = self._begin if not self._newest_first else self._read_from
         found = [] if result.status is PullStatus.OFFSET_ILLEGAL or not result.count else self._decode(result, start)
         moved = result.next_offset > start
@@ -118,7 +123,7 @@ class _Stream:
             self._held = found[::-1]
             self._begin = following if moved else self._begin
             if not moved and result.max_offset <= start:
-                self._begin = self._end  # the queue ends sooner than it did
+                self._begin = self._end  # the queue is now shorter than the span
             return
         self._part += found
         self._begin = min(max(self._begin, result.min_offset), self._end)
@@ -137,15 +142,15 @@ class _Stream:
 
     @property
     def first(self) -> _HeldMessage | None:
-        """The next message, if one is held."""
+        """The next buffered message; None if no message is buffered."""
         return self._held[-1] if self._held else None
 
     def pop(self) -> FetchedRecord:
-        """Take the next message."""
+        """Remove and return the next buffered message."""
         return self._held.pop().fetched
 
     def rest(self) -> Span:
-        """The offsets that were not taken, held or not."""
+        """Return the offset range of the messages that `pop` has not returned, buffered or not."""
         if self._newest_first:
             end = self._held[-1].queue_offset + 1 if self._held else self._end
             return Span(self.queue, self._begin, max(end, self._begin))
@@ -164,10 +169,10 @@ def read_page(
     in_time: Callable[[], bool],
     whole_bodies: bool = True,
 ) -> Page:
-    """The first `limit` wanted messages of several spans, merged by the times at which they were stored.
+    """Read the first `limit` wanted messages of several spans, merged by the times at which they were stored.
 
-    Ends at `max_scanned` records, at BROWSE_PAGE_BYTES, or when `in_time` says so; then the page is truncated, and its
-    cursor goes on. Without `whole_bodies`, a body counts with its stored bytes.
+    Stops early after `max_scanned` records, at BROWSE_PAGE_BYTES, or if `in_time()` is false. The page is truncated in
+    that case, and its cursor continues. Without `whole_bodies`, a body counts with its stored bytes.
     """
     streams = [_Stream(span, newest_first=newest_first) for span in spans]
     ahead = max(1, min(_AHEAD, max_scanned, -(-2 * limit // max(len(streams), 1))))
@@ -197,7 +202,7 @@ def read_page(
 
 
 def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
-    """The bytes that a message counts for on a page."""
+    """Return the number of bytes that a message adds to the size of a page."""
     if not whole_bodies or one.message.record_damaged or not one.message.sys_flag & SYS_FLAG_COMPRESSED:
         return len(one.record)
     try:
@@ -207,7 +212,7 @@ def _cost(one: FetchedRecord, *, whole_bodies: bool) -> int:
 
 
 def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
-    """The stream whose first message is next, None if all have ended."""
+    """Return the stream whose first buffered message is next in the merge; None if no stream has one."""
     firsts = [(stream.first, stream) for stream in streams if stream.first is not None]
     if not firsts:
         return None
@@ -216,15 +221,15 @@ def _next(streams: Iterable[_Stream], *, newest_first: bool) -> _Stream | None:
 
 
 def write_cursor(spans: Iterable[Span], *, newest_first: bool) -> str:
-    """Spans as a text for addresses, which `read_cursor` reads."""
+    """Encode spans as a URL-safe cursor, which `read_cursor` decodes."""
     table = [[span.queue.broker_name, span.queue.queue_id, span.begin, span.end] for span in spans]
     text = json.dumps([int(newest_first), table], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
-    """Parse a cursor: its spans, and True if they are read newest first. Raises InvalidArgumentError for
-    another text."""
+    """Decode a cursor. Returns its spans, and True if they are read newest first. Raises InvalidArgumentError if
+    `cursor` is not a valid cursor."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         newest_first, table = json.loads(text)
@@ -242,7 +247,7 @@ def read_cursor(topic: str, cursor: str) -> tuple[list[Span], bool]:
 
 
 class BrowseAdmin(MessageAdmin):
-    """The call that reads a topic page by page."""
+    """The administration call that reads a topic page by page."""
 
     @bounded(
         begin_offset=NOT_NEGATIVE,
@@ -267,18 +272,19 @@ class BrowseAdmin(MessageAdmin):
         cursor: str | None = None,
         whole_bodies: bool = True,
     ) -> Page:
-        """Return messages of a topic in the order in which they were stored, newest first or oldest first, of all
-        queues or of one queue. Joins no group, and changes nothing.
+        """Return one page of a topic's messages in the order in which they were stored, newest first or oldest first,
+        of all queues or of one queue. Joins no group, and changes nothing.
 
         Chooses messages that were stored from `begin_ms` on and before `end_ms` (ms since 1970), or from `begin_offset`
         on in one `queue`; with one of the `tags` (``"a || b"``); and with the text `contains` in their body. A damaged
         message passes every filter. Returns at most `limit` messages, after at most `max_scanned` records, about
         `max_ms`, or 64 MiB of bodies. Without `whole_bodies`, for callers that read only the beginning of bodies,
-        compressed bodies count with their stored bytes. `cursor`, from an earlier page of the same question, continues
+        compressed bodies count with their stored bytes. `cursor`, from an earlier page of the same query, continues
         after that page. Several queues are merged by the times of their messages.
 
-        Messages that are stored after the first page are not in later pages. Raises TopicNotExistError,
-        InvalidArgumentError; RequestTimeoutError or ServiceNotAvailableError while a broker is away.
+        Messages that are stored after the first page are not in later pages. Raises TopicNotExistError if the topic
+        does not exist; InvalidArgumentError if an argument is invalid; RequestTimeoutError or ServiceNotAvailableError
+        while a broker is unreachable.
         """
         deadline_s = time.monotonic() + max_ms / 1000
         subscription, text = Subscription.parse(check_topic(topic), tags), contains.encode()
@@ -300,7 +306,8 @@ class BrowseAdmin(MessageAdmin):
     def _spans(
         self, topic: str, queue: MessageQueue | None, begin_ms: int | None, end_ms: int | None, begin_offset: int | None
     ) -> list[Span]:
-        """The offsets that a question is about."""
+        """Return the offset range of each queue that a query covers. Raises InvalidArgumentError if the topic lacks
+        `queue`."""
         if begin_offset is not None and queue is None:
             raise InvalidArgumentError("begin_offset is the offset of one queue: name the queue, too")
         route = self._routes.wait(topic, BROWSE_TIMEOUT_S)
@@ -315,7 +322,7 @@ class BrowseAdmin(MessageAdmin):
         return [span for span in spans if span.begin < span.end]
 
     def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """The offsets that queues hold, in one call for each broker group."""
+        """Return the offset ranges that queues hold, with one call for each broker group."""
         found: dict[MessageQueue, QueueBounds] = {}
         for _, group in _by_broker(queues):
             asked = [(one.topic, one.queue_id) for one in group]
@@ -330,7 +337,7 @@ class BrowseAdmin(MessageAdmin):
         return found
 
     def _fetch_queues(self, wanted: Sequence[tuple[MessageQueue, int, int]]) -> list[FetchResult]:
-        """Read several queues, in one call for each broker group."""
+        """Read several queues, with one call for each broker group."""
         requests = {one: FetchRequest(one.topic, one.queue_id, offset, count) for one, offset, count in wanted}
         found: Mapping[MessageQueue, FetchResult] = {}
         for _, group in _by_broker(list(requests)):
@@ -355,7 +362,7 @@ def _ask_records(requests: Sequence[FetchRequest], storage: StorageClient, left_
 
 
 def _by_broker(queues: Sequence[MessageQueue]) -> Iterator[tuple[str, list[MessageQueue]]]:
-    """Queues by their broker groups."""
+    """Group queues by broker group."""
     names: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         names.setdefault(queue.broker_name, []).append(queue)

@@ -4,8 +4,8 @@ Dead letters are stored in `%DLQ%group`, one queue per broker group, until reten
 letter to its group again. Only this group consumes it, as a first attempt, and the message keeps its id.
 
 The group's offset in the dead-letter queue marks the dead letters that were replayed in order. A dead letter that was
-chosen by its id has a copy in the group's retry topic, with the same id, a later time and no attempts. So each dead
-letter is replayed once. A replay that is interrupted may send its last message twice.
+replayed by its place has a copy in the group's retry topic, with the same id, a later time and no attempts. So each
+dead letter is replayed once. A replay that is interrupted may send its last message twice.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 DEAD_LETTER_TIMEOUT_S: Final = 20.0
-"""Bounds each step: finding the queues, a read, a replay, and a commit."""
+"""Timeout in seconds of each step: finding the queues, a read, a replay, and a commit."""
 DEAD_LETTER_CALL_TIMEOUT_S: Final = 10.0
-"""Bounds one call to a storage actor, which is repeated until DEAD_LETTER_TIMEOUT_S is over."""
+"""Timeout in seconds of one call to a storage actor. The call is retried until DEAD_LETTER_TIMEOUT_S has
+passed."""
 DEAD_LETTER_FETCH_MESSAGES: Final = 128
 DEAD_LETTER_FETCH_MAX_BYTES: Final = 4 * 1024 * 1024
 _FROM_FIRST: Final = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 
 class LetterPlace(NamedTuple):
-    """The place of a dead letter in its group's dead-letter topic."""
+    """The broker group, queue id and offset of a dead letter in its group's dead-letter topic."""
 
     broker_name: str
     queue_id: int
@@ -58,8 +59,8 @@ class LetterPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter: the message as it is stored in the dead-letter topic, and `topic`, the one it was sent to.
-    `replayed`: it was brought back."""
+    """A message in a group's dead-letter topic. `message`: the message as it is stored in that topic. `topic`: the
+    topic to which it was sent. `replayed`: True if the message was sent to the group again."""
 
     message: MessageExt
     topic: str
@@ -67,18 +68,18 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """Why it failed last, in a line; empty if that is not known."""
+        """Why the last attempt failed, in one line; empty if the reason is unknown."""
         return self.message.system_properties.get(PROPERTY_DLQ_ORIGIN_ERROR, "")
 
     @property
     def place(self) -> LetterPlace:
-        """Its place, by which `DeadLetters.replay` takes it."""
+        """The place of the dead letter, by which `DeadLetters.replay` can choose it."""
         return LetterPlace(self.message.broker_name, self.message.queue_id, self.message.queue_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of bringing one dead letter back; `error` is empty on success."""
+    """The result of replaying one dead letter. `error`: why the replay failed; empty on success."""
 
     letter: DeadLetter
     error: str = ""
@@ -91,7 +92,7 @@ class _Found:
 
 
 class DeadLetters(OfProcess):
-    """The dead letters of one group. Made by `Admin.dead_letters`."""
+    """Lists and replays the dead letters of one group. Made by `Admin.dead_letters`."""
 
     def __init__(self, group: str, routes: RouteCache, storages: StorageClients) -> None:
         self._group = check_group(group)
@@ -100,18 +101,20 @@ class DeadLetters(OfProcess):
 
     @bounded(max_messages=POSITIVE)
     def letters(self, *, max_messages: int = 100, replayed: bool = False) -> list[DeadLetter]:
-        """Return the oldest dead letters that were not replayed; with `replayed` also the replayed ones.
+        """Return the oldest dead letters that were not replayed. With `replayed`, includes the replayed dead letters.
 
-        Empty if there are none. Raises TopicNotExistError if the group never had any.
+        The list is empty if the group has no dead letters now. Raises TopicNotExistError if the group never had any.
         """
         return list(islice(self.each(replayed=replayed), max_messages))
 
     def each(self, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """Iterate over all dead letters that `letters` returns, broker group by broker group."""
+        """Iterate over the dead letters that were not replayed, one broker group after another. With `replayed`,
+        includes the replayed dead letters."""
         return self.behind(None, replayed=replayed)
 
     def behind(self, after: LetterPlace | None, *, replayed: bool = False) -> Iterator[DeadLetter]:
-        """Iterate as `each` does, from the dead letter after `after` on."""
+        """Iterate over the dead letters that follow `after`, in the order of `each`. With None, iterate over
+        all."""
         for queue in sorted(self._queues()):
             here = queue.broker_name, queue.queue_id
             if after is not None and here < after[:2]:
@@ -130,12 +133,15 @@ class DeadLetters(OfProcess):
         max_messages: int | None = None,
         letters: Iterable[LetterPlace | DeadLetter] | None = None,
     ) -> Iterator[Replayed]:
-        """Bring dead letters back, one after another, at most `rate` per second; yields the result of each.
+        """Replay dead letters: send each to its group again, at most `rate` per second. Yields the result of each.
 
-        All that were not brought back yet: ends at the first that cannot be, its error says why, and the next replay
-        begins with it. A damaged letter has its error, and the others follow. Or the chosen `letters`, in their order:
-        one that cannot be brought back, or was before, has its error, and the others follow. InvalidArgumentError,
-        before any is brought back, for a place without a letter.
+        Without `letters`, replays all dead letters that were not replayed yet. A damaged dead letter yields an error,
+        and the replay continues. At any other error the replay stops after it yields the error, and the next replay
+        begins with that dead letter.
+
+        With `letters`, replays the chosen dead letters in their order. A dead letter that fails, or was replayed
+        before, yields an error, and the others follow. Raises InvalidArgumentError, before any is replayed, if a place
+        has no dead letter.
         """
         pace = _Pace(rate)
         if letters is not None:
@@ -164,14 +170,15 @@ class DeadLetters(OfProcess):
             letter = self._marked(queue, found.letter)
             if letter.replayed:
                 return Replayed(letter, "it was brought back before")
-            # A failed call is not repeated here: it may have been carried out.
+            # Do not retry a failed call: the broker may have carried it out, and a retry would send the message twice.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
         except RaymqError as error:
             return Replayed(found.letter, str(error))
         return Replayed(replace(found.letter, replayed=True))
 
     def _at(self, place: LetterPlace) -> tuple[MessageQueue, _Found]:
-        """Return the dead letter at a place. Raises InvalidArgumentError for an empty place."""
+        """Return the dead letter at a place. Raises InvalidArgumentError if no dead letter is stored at the
+        place."""
         queue = MessageQueue(dlq_topic(self._group), place.broker_name, place.queue_id)
         if queue in self._queues():
             found = next(self._read(queue, from_start=True, begin=place.queue_offset), None)
@@ -183,7 +190,7 @@ class DeadLetters(OfProcess):
         )
 
     def _marked(self, queue: MessageQueue, letter: DeadLetter) -> DeadLetter:
-        """The letter; `replayed` also if a copy of it in the retry topic says so."""
+        """Return the dead letter with `replayed` set if the group's retry topic has a replayed copy of it."""
         if letter.replayed or letter.message.record_damaged:
             return letter
         message_id = letter.message.message_id
@@ -198,13 +205,14 @@ class DeadLetters(OfProcess):
 
     def _queues(self) -> list[MessageQueue]:
         topic = dlq_topic(self._group)
-        self._routes.invalidate(topic)  # each broker creates it with its own first dead letter
+        # the route may be older than a queue: each broker creates its dead-letter queue with the first dead letter
+        self._routes.invalidate(topic)
         return list(self._routes.wait(topic, DEAD_LETTER_TIMEOUT_S).subscribe_queues)
 
     def _bring_back(self, queue: MessageQueue, found: _Found) -> Replayed:
         broker = ActorRef(queue.broker_name)
         try:
-            # A failed call is not repeated here: it may have been carried out.
+            # Do not retry a failed call: the broker may have carried it out, and a retry would send the message twice.
             broker.call("replay", self._group, found.record, timeout_s=DEAD_LETTER_TIMEOUT_S)
             self._commit_replayed(queue, found.letter.message.queue_offset + 1)
         except RaymqError as error:
@@ -212,13 +220,13 @@ class DeadLetters(OfProcess):
         return Replayed(found.letter)
 
     def _commit_replayed(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit that the dead letters below `queue_offset` were brought back."""
+        """Commit that the dead letters below `queue_offset` were replayed."""
         version = self._offsets.start_offset(queue, _FROM_FIRST, 0, DEAD_LETTER_TIMEOUT_S).reset_version
         self._offsets.commit_offsets({queue: OffsetCommit(queue_offset, 0, version)}, DEAD_LETTER_TIMEOUT_S)
 
     def _read(self, queue: MessageQueue, *, from_start: bool, begin: int = 0) -> Iterator[_Found]:
-        """Yield the dead letters of one queue from offset `begin` on, oldest first. Without `from_start` only those
-        after the group's offset."""
+        """Yield the dead letters of one queue from offset `begin` on, oldest first. Without `from_start`, skips the
+        dead letters before the group's committed offset."""
         bounds = self._call_storage(
             queue, lambda storage, left_s: storage.queue_bounds(queue.topic, queue.queue_id, left_s)
         )
@@ -242,7 +250,7 @@ class DeadLetters(OfProcess):
         return result
 
     def _call_storage(self, queue: MessageQueue, call: Callable[[StorageClient, float], T]) -> T:
-        """Call the storage actor that leads the queue's broker group (call_master)."""
+        """Call the storage actor of the master of the queue's broker group (call_master)."""
         return call_master(
             self._routes,
             self._storages,
@@ -253,14 +261,14 @@ class DeadLetters(OfProcess):
 
 
 class _Pace:
-    """At most `rate` steps a second; a caller that is late makes up for one second at most."""
+    """Limits a loop to `rate` steps per second. A late caller may catch up on at most one second."""
 
     def __init__(self, rate: float | None) -> None:
         self._pause_s = 1 / rate if rate else 0.0
         self._next_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the next step may be made."""
+        """Wait until the next step is allowed."""
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
         self._next_s = max(self._next_s, time.monotonic() - 1.0) + self._pause_s
 

@@ -1,4 +1,4 @@
-"""Administration: delayed messages that wait, by level, by hour, and the next ones that are due."""
+"""Administration: waiting delayed messages, by delay level and by hour, and the messages that are due next."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ END_OF_TIME_MS: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A delayed message: due at `due_ms` (ms since 1970), then in `topic`. `level` is 0 for a message with a time of
-    its own. `message` is the stored delayed message; if its record is damaged, `topic` is empty."""
+    """A delayed message that waits until `due_ms` (ms since 1970), and is then delivered to `topic`.
+
+    `level` is the delay level; 0 for a message with a delivery time of its own. `message` is the stored delayed
+    message; if its record is damaged, `topic` is empty.
+    """
 
     topic: str
     due_ms: int
@@ -32,12 +35,14 @@ class DelayedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The delayed messages of all broker groups. `levels`: their number, by ``level 3`` and, for times of their own,
-    ``deliver_at``. `hours`: the number of messages due in each of the next 24 hours; messages due later than a day,
-    which wait to be filed again, are not included.
+    """The delayed messages of all broker groups.
 
-    `late_ms`: how long the first message is overdue; 0 if none is. `next_due`: the first messages of the requested
-    time, in order. `truncated`: True if there are more.
+    `levels`: the number of messages for each delay level, as ``level 3``, and as ``deliver_at`` for messages with a
+    delivery time of their own. `hours`: the number of messages due in each of the next 24 hours. Messages due in more
+    than a day, which wait in the timer's roll queue, are not included.
+
+    `late_ms`: how long the first message is overdue, in ms; 0 if no message is. `next_due`: the first messages of the
+    requested period, in order. `truncated`: True if the period has more messages.
     """
 
     levels: dict[str, int]
@@ -48,14 +53,15 @@ class Delayed:
 
 
 class DelayedAdmin(AdminBase):
-    """The call about delayed messages."""
+    """The administration call about delayed messages."""
 
     @bounded(limit=NumberRange(1, DELAYED_LIST_MAX))
     def delayed(self, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS, *, limit: int = 100) -> Delayed:
-        """Return the delayed messages now: counts of all, and the first `limit` messages due from `begin_ms` on and
+        """Return the current delayed messages: counts of all, and the first `limit` messages due from `begin_ms` on and
         before `end_ms` (ms since 1970).
 
-        Raises InvalidArgumentError; ServiceNotAvailableError or RequestTimeoutError while a broker group has no master.
+        Raises InvalidArgumentError if an argument is out of range. Raises ServiceNotAvailableError or
+        RequestTimeoutError while a broker group has no master.
         """
 
         levels: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Administration: consumer groups, their offsets, members and statistics."""
+"""Administration of consumer groups: their offsets, members and statistics."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from raymq.common.protocol.group import GroupChanges, GroupConfig, GroupQueuePro
 from raymq.common.protocol.stats import GroupStats, add_up
 
 GROUPS_PER_CALL: Final = 500
-"""The most groups that one call to a broker creates."""
+"""Maximum number of groups that one call to a broker creates."""
 _ENDS: Final = ("earliest", "latest")
 
 
 class NewOffsets(dict[MessageQueue, int]):
-    """The offsets at which a group continues, by queue. `old` has the previous offsets; None if the group had committed
-    nothing."""
+    """A group's new offsets, by queue. `old` has the previous offsets; None for a queue in which the group had
+    committed nothing."""
 
     def __init__(self, new: Mapping[MessageQueue, int], old: Mapping[MessageQueue, int | None]) -> None:
         super().__init__(new)
@@ -38,18 +38,18 @@ class NewOffsets(dict[MessageQueue, int]):
 
 
 class GroupAdmin(TopicAdmin, MessageAdmin):
-    """Calls about consumer groups. Each call may be repeated."""
+    """Administration calls about consumer groups. Each call may be repeated."""
 
     def list_groups(self) -> list[str]:
-        """The names of all consumer groups, sorted."""
+        """Return the names of all consumer groups, sorted."""
         groups: set[str] = set()
         for broker_name in self._broker_names():
             groups.update(self._call_broker(broker_name, "groups"))
         return sorted(groups)
 
     def describe_group(self, group: str) -> list[GroupQueueProgress]:
-        """The progress of a group in every queue of the topics it has committed in, sorted by queue.
-        GroupNotExistError."""
+        """Return a group's progress in every queue of the topics in which it has committed offsets, sorted by queue.
+        Raises GroupNotExistError."""
         check_group(group)
         topics: set[str] = set().union(*self._call_brokers_that_know(group, "group_topics", group))
         progress: list[GroupQueueProgress] = []
@@ -59,8 +59,8 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return sorted(progress, key=lambda entry: entry.queue)
 
     def group_summary(self, group: str) -> GroupSummary:
-        """The state of a group as a whole: its lag in messages and in time, the number of messages that wait to be
-        tried again, and the number that were given up. GroupNotExistError."""
+        """Return the state of a group as a whole: its lag in messages and in time, the number of messages that wait for
+        a retry, and the number of dead letters. Raises GroupNotExistError."""
         queues = self.describe_group(group)
         retries, dead = retry_topic(group), dlq_topic(group)
         own = [entry for entry in queues if entry.queue.topic != retries]
@@ -77,21 +77,26 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return sum(entry.lag for entry in known) if known else self._held(retry_topic(group))
 
     def _held(self, topic: str) -> int:
-        """The number of messages that a topic holds; 0 for one that does not exist."""
+        """Return the number of messages that a topic holds; 0 if the topic does not exist."""
         try:
-            route = self.topic_route(topic)  # each broker creates a group's topics with their first message there
+            # each broker creates a group's retry or dead-letter topic with the first message
+            route = self.topic_route(topic)
         except TopicNotExistError:
             return 0
         bounds = [self._queue_bounds(queue) for queue in route.subscribe_queues]
         return sum(one.max_offset - one.min_offset for one in bounds)
 
     def create_group(self, config: GroupConfig) -> None:
-        """Make a group known at every broker, or change its configuration. IllegalNameError, InvalidArgumentError."""
+        """Create a group at every broker, or change its configuration. Raises IllegalNameError if the group's name is
+        illegal, and InvalidArgumentError if the configuration is invalid."""
         self.create_groups([config])
 
     def create_groups(self, configs: Sequence[GroupConfig]) -> None:
-        """Create groups at every broker, or change their configurations, in few calls. Raises IllegalNameError,
-        InvalidArgumentError. After an error some groups may be changed; repeating the call is safe."""
+        """Create groups at every broker, or change their configurations, in few calls.
+
+        Raises IllegalNameError if a name is illegal, and InvalidArgumentError if a configuration is invalid. After an
+        error some groups may be changed; repeating the call is safe.
+        """
         for config in configs:
             check_group(config.group)
             check_group_config(config)
@@ -100,11 +105,12 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
             for start in range(0, len(configs), GROUPS_PER_CALL):
                 part = list(configs[start : start + GROUPS_PER_CALL])
                 switched.update(self._call_broker(broker_name, "update_groups", part))
-        for group in sorted(switched):  # has the members ask the brokers about the queues that they hold
+        # makes the group's members query the brokers about their queues, so that they see the change at once
+        for group in sorted(switched):
             offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def group_config(self, group: str) -> GroupConfig:
-        """A group's configuration. GroupNotExistError."""
+        """Return a group's configuration. Raises GroupNotExistError."""
         found: list[GroupConfig] = self._call_brokers_that_know(group, "group_config", group)
         return found[0]
 
@@ -112,9 +118,10 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         """Change fields of a group's configuration, and return the new GroupConfig.
 
         ``consume_enable=False`` stops the group's consumers within seconds: pull and simple consumers raise
-        NoPermissionError, and the `status()` of a push consumer has the reason. ``consume_enable=True`` lets them go on
-        within seconds, from their committed offsets. ``consume_broadcast_enable`` does the same for consumers in
-        BROADCASTING only. Raises GroupNotExistError, InvalidArgumentError.
+        NoPermissionError, and the `status()` of a push consumer has the reason. With ``consume_enable=True`` the
+        consumers continue within seconds, from their committed offsets. ``consume_broadcast_enable`` does the same for
+        consumers in BROADCASTING only. Raises GroupNotExistError if the group does not exist, and InvalidArgumentError
+        if a field is unknown or its value is invalid.
         """
         known = {field.name for field in fields(GroupConfig)} - {"group"}
         if unknown := sorted(changes.keys() - known):
@@ -124,34 +131,38 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return config
 
     def delete_group(self, group: str, *, dead_letters: bool = False) -> None:
-        """Delete a group, its offsets and the messages that wait for a retry; with `dead_letters` also its dead
+        """Delete a group, its offsets and the messages that wait for a retry. With `dead_letters`, also delete its dead
         letters. Raises GroupNotExistError."""
         check_group(group)
         self._call_brokers_that_know(group, "delete_group", group, dead_letters)
 
     def forbid(self, group: str, topic: str) -> None:
-        """Forbid a group to read a topic, at every broker, until `allow` or the group's deletion. Its members, also in
-        BROADCASTING, commit the messages that they have consumed and stop within seconds. Pull and simple consumers
-        then raise NoPermissionError, and the `status()` of push consumers shows the reason. Other topics and the
-        group's retry topic continue. A repeated call changes nothing. Raises GroupNotExistError, TopicNotExistError.
+        """Forbid a group to read a topic, at every broker, until `allow` or the group's deletion.
+
+        The group's members, also in BROADCASTING, commit the messages that they have consumed and stop reading the
+        topic within seconds. After that, pull and simple consumers raise NoPermissionError, and the `status()` of push
+        consumers shows the reason. Other topics and the group's retry topic continue. A repeated call changes nothing.
+        Raises GroupNotExistError or TopicNotExistError.
         """
         self.topic_route(topic)
         self.group_config(group)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, True)
-        offsets_reset(group, ADMIN_TIMEOUT_S)  # has the members ask the brokers about the queues that they hold
+        # makes the group's members query the brokers about their queues, so that they see the change at once
+        offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def allow(self, group: str, topic: str) -> None:
-        """Take back what `forbid` has done: members of the group read the topic again within seconds, from
-        what they have committed. Repeating it changes nothing. GroupNotExistError."""
+        """Undo `forbid`: members of the group read the topic again within seconds, from their committed offsets. A
+        repeated call changes nothing. Raises GroupNotExistError."""
         self.group_config(group)
         check_topic(topic)
         for broker_name in self._recent_broker_names():
             self._call_broker(broker_name, "forbid_topic", group, topic, False)
-        offsets_reset(group, ADMIN_TIMEOUT_S)  # as in `forbid`
+        # makes the group's members query the brokers about their queues, so that they see the change at once
+        offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def forbidden_topics(self, group: str) -> list[str]:
-        """The topics that a group may not read, sorted. GroupNotExistError."""
+        """Return the topics that a group may not read, sorted. Raises GroupNotExistError."""
         tables: list[list[str]] = self._call_brokers_that_know(check_group(group), "forbidden_topics", group)
         return sorted({topic for table in tables for topic in table})
 
@@ -166,12 +177,14 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         queue: MessageQueue | None = None,
         dry_run: bool = False,
     ) -> NewOffsets:
-        """Set a group's offset in a topic, or in one `queue` of it, also while its consumers run: to the earliest or
-        latest message, to the first message stored at or after `timestamp_ms`, or to `offset`.
+        """Set a group's offset in a topic, or in one `queue` of the topic, even while the group's consumers run. The
+        new offset is that of the earliest or latest message, of the first message stored at or after `timestamp_ms`, or
+        `offset`.
 
-        Returns the new offsets, and the previous ones as `old`. With `dry_run` nothing changes. Running consumers learn
-        the new offset with their next heartbeat. They finish the messages in work and do not commit them. Raises
-        GroupNotExistError, TopicNotExistError, OffsetOutOfRangeError, InvalidArgumentError.
+        Returns the new offsets, and the previous offsets as `old`. With `dry_run` nothing changes. Running consumers
+        receive the new offset with their next heartbeat. They finish the messages that they are processing and do not
+        commit them. Raises GroupNotExistError, TopicNotExistError; OffsetOutOfRangeError if the queue does not hold
+        `offset`; InvalidArgumentError if the arguments are invalid.
         """
         if sum(wanted is not None for wanted in (to, timestamp_ms, offset)) != 1 or to not in (None, *_ENDS):
             raise InvalidArgumentError('say one of to="earliest", to="latest", timestamp_ms=… and offset=…')
@@ -184,9 +197,11 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._move_offsets(group, topic, offsets, dry_run=dry_run)
 
     def clone_offsets(self, source: str, target: str, topic: str, *, dry_run: bool = False) -> NewOffsets:
-        """Set the offsets of group `target` in a topic to the offsets of group `source`. Returns the new offsets, and
-        the previous ones as `old`. Creates `target` if it does not exist. With `dry_run` nothing changes. Raises
-        GroupNotExistError for `source`, TopicNotExistError."""
+        """Set the offsets of group `target` in a topic to the offsets of group `source`.
+
+        Returns the new offsets, and the previous offsets as `old`. Creates `target` if it does not exist. With
+        `dry_run` nothing changes. Raises GroupNotExistError if `source` does not exist, and TopicNotExistError.
+        """
         offsets: dict[MessageQueue, int] = {}
         self._call_brokers_that_know(check_group(source), "group_config", source)
         for broker_name in self.topic_route(topic).brokers:
@@ -195,12 +210,12 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return self._move_offsets(check_group(target), topic, offsets, dry_run=dry_run)
 
     def delete_offsets(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
-        """Delete the offsets of a group in a topic that it no longer consumes, so that it has no lag there. A consumer
-        of the group that subscribes to the topic again starts as a new group does. The topic need not exist.
+        """Delete a group's offsets in a topic that the group no longer consumes, so that the group has no lag in it.
 
+        A consumer of the group that subscribes to the topic again starts as a new group does. The topic need not exist.
         Returns the deleted offsets, by queue. With `dry_run` nothing changes. Brokers do the same by themselves after
-        the messages at these offsets are deleted, if the group has consumers and none subscribes to the topic. Raises
-        GroupNotExistError; InvalidArgumentError while a consumer of the group subscribes to the topic.
+        the messages at these offsets are deleted, if the group has consumers and none of them subscribes to the topic.
+        Raises GroupNotExistError. Raises InvalidArgumentError while a consumer of the group subscribes to the topic.
         """
         check_topic(topic)
         readers = [
@@ -226,7 +241,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
     def _move_offsets(
         self, group: str, topic: str, offsets: Mapping[MessageQueue, int], *, dry_run: bool
     ) -> NewOffsets:
-        """Set a group's offsets, unless this is a dry run. Returns the new offsets and the previous ones."""
+        """Set a group's offsets, unless `dry_run` is true. Returns the new and the previous offsets."""
         old: dict[MessageQueue, int | None] = dict.fromkeys(offsets)
         for broker_name in sorted({queue.broker_name for queue in offsets}):
             committed = self._call_broker(broker_name, "committed_offsets", group, topic)
@@ -255,22 +270,23 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         offsets_reset(group, ADMIN_TIMEOUT_S)
 
     def dead_letters(self, group: str) -> DeadLetters:
-        """Return the dead letters of a group: the messages that it could not consume in all its attempts. Raises
-        IllegalNameError."""
+        """Return the dead letters of a group: the messages that the group could not consume in all its attempts. Raises
+        IllegalNameError if the group's name is illegal."""
         return DeadLetters(group, self._routes, self._storages)
 
     def producer_connections(self, group: str | None = None) -> list[ProducerConnection]:
-        """The clients that produce in a group, or in any, by their heartbeats of the last two minutes."""
+        """Return the clients that produce in a group, or in any group, by their heartbeats of the last two
+        minutes."""
         return self._connections("producer_connections", group)
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
-        """The consumers of a group, or of all, with their subscriptions, by their clients' heartbeats of the last two
-        minutes."""
+        """Return the consumers of a group, or of all groups, with their subscriptions, by their clients' heartbeats of
+        the last two minutes."""
         return self._connections("consumer_connections", group)
 
     def _connections(self, method: str, group: str | None) -> list[Any]:
-        """The connections that any broker knows: each client sends heartbeats to all brokers, but one may have been
-        away."""
+        """Collect the client connections of all brokers. Each client sends heartbeats to all brokers, but a broker may
+        have missed some of them."""
         found: dict[Any, Any] = {}
         for broker_name in self._broker_names():
             for connection in self._call_broker(broker_name, method, group):
@@ -282,7 +298,7 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
         return [found[key] for key in sorted(found)]
 
     def group_stats(self, group: str) -> dict[str, GroupStats]:
-        """The numbers of messages that a group consumed and sent back, by topic, over all brokers.
+        """Return the numbers of messages that a group consumed and sent back, by topic, over all brokers. Raises
         GroupNotExistError."""
         tables: list[dict[str, GroupStats]] = self._call_brokers_that_know(group, "group_stats", group)
         topics = sorted({topic for table in tables for topic in table})
@@ -290,13 +306,13 @@ class GroupAdmin(TopicAdmin, MessageAdmin):
 
     def _call_brokers_that_know(self, group: str, method: str, *args: Any) -> list[Any]:
         """Call a method of every broker. Returns the answers of the brokers that have the group. Raises
-        GroupNotExistError if none has it."""
+        GroupNotExistError if no broker has the group."""
         answers = []
         for broker_name in self._broker_names():
             try:
                 answers.append(self._call_broker(broker_name, method, *args))
             except GroupNotExistError:
-                continue  # it has nothing on this broker group
+                continue  # this broker group does not have the group
         if not answers:
             raise GroupNotExistError(group)
         return answers

@@ -1,5 +1,4 @@
-"""Administration: questions to the live members of a group, which travel by way of the brokers
-(raymq.common.members)."""
+"""Administration: queries to the live members of a group, which the brokers forward (raymq.common.members)."""
 
 from __future__ import annotations
 
@@ -33,29 +32,30 @@ from raymq.remoting.broker_client import broker_client
 from raymq.remoting.storage_clients import call_master
 
 RUNNING_TIMEOUT_S: Final = 10.0
-"""The time for a member's account of itself, unless the caller gives another one."""
+"""Default timeout in seconds for a member's answer to `running_info`."""
 CONSUME_TIMEOUT_S: Final = 28.0
-"""The time for a listener that is called with one message."""
+"""Default timeout in seconds for a listener that `consume_directly` calls with one message."""
 LISTENS_WITHIN_S: Final = 3.0
-"""A client that has just begun, or whose broker has ended, listens for questions within this time."""
+"""Time in seconds within which a client polls for queries after it has started, or after its broker has ended."""
 CLIENTS_AT_ONCE: Final = 4
 ASK_GRACE_S: Final = 5.0
-"""The time that a broker has to pass a question on, beyond that of the client."""
+"""Extra time in seconds, beyond the client's timeout, in which a broker must forward a query and return the
+answer."""
 
 
 class MemberAdmin(GroupAdmin):
-    """Questions to live members: nothing is committed, and nothing is changed at the brokers."""
+    """Queries to live members of groups. No query commits an offset or changes anything at the brokers."""
 
     def running_info(
         self, group: str, member: str | None = None, *, stacks: bool = False, timeout_s: float = RUNNING_TIMEOUT_S
     ) -> list[RunningInfo]:
-        """The live members of a group by their own account, sorted by client and name: the queues that they hold, the
-        sizes of their process queues, offsets, rates, and with `stacks` what the threads of their processes do.
+        """Return what the live members of a group report about themselves, sorted by client and name: their queues, the
+        sizes of their process queues, offsets, rates, and with `stacks` the stacks of their processes' threads.
 
-        `member` is the name of a member, or the id of a client (`consumer_connections` has both); without it all are
-        asked, and one that does not answer within `timeout_s` is there with the reason as its `trouble`. Of a named
-        client that does not answer, the reason is raised: RequestTimeoutError or ServiceNotAvailableError.
-        InvalidArgumentError if no live member is called so.
+        `member` is the name of a member, or the id of a client (`consumer_connections` has both). Without `member`, all
+        members are queried, and a member that does not answer within `timeout_s` is included with the reason as its
+        `trouble`. If a named member does not answer, raises RequestTimeoutError or ServiceNotAvailableError. Raises
+        InvalidArgumentError if no live member has this name.
         """
         found = self._connections_of(group, member)
         clients = {one.client_id: one for one in found}
@@ -76,13 +76,13 @@ class MemberAdmin(GroupAdmin):
     def consume_directly(
         self, group: str, message: MessageExt, member: str | None = None, *, timeout_s: float = CONSUME_TIMEOUT_S
     ) -> DirectConsumption:
-        """Have a live push consumer of a group call its listener with a message, and return what came of it. Nothing is
-        committed, sent back or counted; a reply that the listener returns is sent.
+        """Call the listener of a live push consumer of a group with one message, and return the result. Commits, sends
+        back and counts nothing; a reply that the listener returns is sent.
 
-        `member` chooses the consumer, as in `running_info`; without it, the first one by name is asked. The message
-        need not be in a topic that the group subscribes to. Not to be repeated lightly: each call is a call of the
-        user's code. InvalidArgumentError if no live push consumer is called so; RequestTimeoutError if the listener has
-        not returned within `timeout_s`: then it may still be running.
+        `member` chooses the consumer, as in `running_info`; without it, the first consumer by name is called. The
+        message need not be in a topic to which the group subscribes. Repeat this call with care: each call runs the
+        user's code. Raises InvalidArgumentError if no live push consumer has this name. Raises RequestTimeoutError if
+        the listener does not return within `timeout_s`; it may still be running in that case.
         """
         found = [one for one in self._connections_of(group, member) if one.consumer.consume_type == "PUSH"]
         if not found:
@@ -100,7 +100,8 @@ class MemberAdmin(GroupAdmin):
         return outcome
 
     def _connections_of(self, group: str, member: str | None) -> list[ConsumerConnection]:
-        """Return the connections of a group's live members, or of the member with this name."""
+        """Return the connections of a group's live members. With `member`, returns only the connections of the member
+        or client with this name."""
         known = self.consumer_connections(check_group(group))
         found = [one for one in known if member is None or member in (one.client_id, one.consumer.member)]
         if member is not None and not found:
@@ -110,7 +111,8 @@ class MemberAdmin(GroupAdmin):
         return found
 
     def _record_of(self, message: MessageExt) -> bytes:
-        """A message's record in its store's log."""
+        """Return the record of a message from its store's log. Raises InvalidArgumentError if the record does not
+        contain the message."""
         record = call_master(
             self._routes,
             self._storages,
@@ -131,7 +133,8 @@ class MemberAdmin(GroupAdmin):
         raise InvalidArgumentError(f"no message of the batch at {message.physical_offset} is {message.message_id}")
 
     def _ask(self, connection: ConsumerConnection, question: Question, timeout_s: float) -> MemberAnswer:
-        """Ask a client, at whichever broker it listens. A question that reached it is not asked again."""
+        """Send a query to a client, through the broker that the client polls. A query that reached the client is not
+        repeated."""
         backoff, give_up_s = Backoff(), time.monotonic() + LISTENS_WITHIN_S
         while True:
             failure: RaymqError | None = None
@@ -141,7 +144,7 @@ class MemberAdmin(GroupAdmin):
                     answer: bytes | None = ask(timeout_s=timeout_s + ASK_GRACE_S)
                 except RequestTimeoutError:
                     raise
-                except ServiceNotAvailableError as error:  # another broker may know the client
+                except ServiceNotAvailableError as error:  # try the next broker: the client may poll that broker
                     failure = error
                     continue
                 if answer is not None:
@@ -164,7 +167,7 @@ def _read(connection: ConsumerConnection, encoded: bytes) -> MemberAnswer:
 
 
 def _silent(connection: ConsumerConnection, trouble: str) -> RunningInfo:
-    """A member that has not answered, as its heartbeats describe it."""
+    """Describe a member that has not answered, from its heartbeats."""
     data = connection.consumer
     return RunningInfo(
         *(connection.client_id, connection.host, connection.pid, data.member, data.group, data.consume_type),

@@ -1,6 +1,6 @@
 """Administration: reads a queue without a group, finds messages by offset, key, id or time, and tails a topic.
 
-A tail is read repeatedly, without a group, by a person who watches new messages.
+A tail is a series of repeated reads, without a group, for a person who watches new messages.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from raymq.records.format.message_id import parse_offset_message_id
 from raymq.remoting.storage_clients import call_master
 
 QUERY_TIMEOUT_S: Final = 10.0
-"""Bounds one query of a store, which is repeated until ADMIN_TIMEOUT_S is over."""
+"""Timeout in seconds of one query of a store. The query is retried until ADMIN_TIMEOUT_S has passed."""
 
 T = TypeVar("T")
 
 
 class MessageAdmin(AdminBase):
-    """Calls that read messages. They change nothing."""
+    """Administration calls that read messages. They change nothing."""
 
     @bounded(max_messages=NumberRange(1, PULL_MAX_MESSAGES), wait_s=NumberRange(0.0, PULL_MAX_WAIT_S))
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait_s: float = 0.0
     ) -> PullResult:
-        """Read a queue from `offset` without a group. OffsetOutOfRangeError, InvalidArgumentError."""
+        """Read a queue from `offset` without a group. Raises OffsetOutOfRangeError if the queue does not hold `offset`,
+        and InvalidArgumentError if an argument is invalid."""
         queue = checked_queue("queue", queue)
         route = self._routes.wait(check_topic(queue.topic), ADMIN_TIMEOUT_S)
         data = next((data for data in route.queues if data.broker_name == queue.broker_name), None)
@@ -74,11 +75,12 @@ class MessageAdmin(AdminBase):
         end_ms: int = 2**63 - 1,
         broker_name: str | None = None,
     ) -> list[MessageExt]:
-        """The newest messages of `topic` that have `key`, oldest first, stored between two times (ms since 1970).
+        """Return the newest messages of `topic` that have `key` and were stored between two times (ms since 1970),
+        oldest first.
 
-        Times count by whole seconds, and at most 64 messages come from one broker group (max_msgs_num_batch). With
-        `broker_name`, only that broker group is asked. A damaged message is among them, with its `body_error`.
-        TopicNotExistError, InvalidArgumentError.
+        Times have a resolution of one second, and each broker group returns at most 64 messages (max_msgs_num_batch).
+        With `broker_name`, only that broker group is queried. A damaged message is included, with its `body_error`.
+        Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument is invalid.
         """
         arguments = (key, max_messages, begin_ms, end_ms)
         found = self._query(topic, "query_by_key", *arguments, broker_name=broker_name)
@@ -87,16 +89,17 @@ class MessageAdmin(AdminBase):
     def query_by_id(self, topic: str, message_id: str) -> list[MessageExt]:
         """Return the messages of `topic` with this `message_id`: a unique id, or an offset message id.
 
-        Empty if no message has the id. Several messages have one unique id if the producer sent the message more than
-        once. All messages of an inner batch share its offset message id. A damaged message is included, with its
-        `body_error`.
-        Raises TopicNotExistError, InvalidArgumentError.
+        The list is empty if no message has the id. Several messages have one unique id if the producer sent the message
+        more than once. All messages of an inner batch share its offset message id. A damaged message is included, with
+        its `body_error`. Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument
+        is invalid.
         """
         found = [message for _, message in self._query(topic, "query_by_unique_id", message_id)]
         return found or self._query_by_offset_id(topic, message_id.upper())
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """The first offset of `queue` stored at or after a time; with UPPER the last one stored at or before it."""
+        """Return the offset of the first message of `queue` stored at or after a time. With UPPER, returns the offset
+        of the last message stored at or before the time."""
         queue = checked_queue("queue", queue)
         check_topic(queue.topic)
         return call_master(
@@ -110,8 +113,8 @@ class MessageAdmin(AdminBase):
     def _query(
         self, topic: str, method: str, *args: Any, broker_name: str | None = None
     ) -> list[tuple[int, MessageExt]]:
-        """The messages that a query method finds in the stores of all broker groups that have the topic, or of one,
-        with the times, in ms since 1970, at which they were stored."""
+        """Run a query method on the stores of all broker groups that have the topic, or of one broker group. Returns
+        the messages found, each with the time in ms since 1970 at which it was stored."""
         route = self._routes.wait(check_topic(topic), ADMIN_TIMEOUT_S)
         if broker_name is not None and broker_name not in route.brokers:
             raise InvalidArgumentError(f"topic {topic!r} has no queue in {broker_name!r}")
@@ -130,7 +133,7 @@ class MessageAdmin(AdminBase):
         try:
             physical_offset = parse_offset_message_id(offset_id).physical_offset
         except InvalidArgumentError:
-            return []  # a unique id of another kind
+            return []  # `offset_id` is a unique id of another format
         route = self._routes.get(topic)
         damaged: list[MessageExt] = []
         for broker_name in route.brokers:
@@ -141,8 +144,9 @@ class MessageAdmin(AdminBase):
                     partial(_call_with_time_left, storage.record_at, (physical_offset,)),
                 )
             except (InvalidArgumentError, DataLossError):
-                continue  # no record of this store starts at that offset
-            except BodyUnreadableError as error:  # it may have the wanted id; another store may have the message, too
+                continue  # no record of this store starts at `physical_offset`
+            # the damaged record may have the wanted id, but another store may have the readable message: continue
+            except BodyUnreadableError as error:
                 damaged.append(_damaged(MessageQueue(topic, broker_name, -1), physical_offset, error.reason))
                 continue
             messages = _messages_at(record, broker_name)
@@ -152,14 +156,16 @@ class MessageAdmin(AdminBase):
 
 
 def _messages_of(result: QueryResult, queue: MessageQueue) -> list[MessageExt]:
-    """The messages that a store's query has found, damaged ones among them, in the order they were stored."""
+    """Decode the messages that a store's query has found, including damaged messages, in the order in which they were
+    stored."""
     found = [one.message for one in read_fetched(result.records, queue)]
     found += [_damaged(queue, physical_offset, "its record is damaged") for physical_offset in result.damaged]
     return sorted(found, key=lambda message: message.physical_offset)
 
 
 def _messages_at(record: bytes, broker_name: str) -> list[MessageExt]:
-    """The message of a record, or the messages of an inner batch; one damaged message for a batch that is damaged."""
+    """Decode the message of a record, or the messages of an inner batch. Returns one damaged message for a damaged
+    batch."""
     queue = MessageQueue("", broker_name, -1)
     if not is_inner_batch(record):
         return [one.message for one in read_fetched(record, queue)]
@@ -173,7 +179,7 @@ def _messages_at(record: bytes, broker_name: str) -> list[MessageExt]:
 
 
 def _damaged(queue: MessageQueue, physical_offset: int, reason: str) -> MessageExt:
-    """Stand in for a damaged record whose broker group and place in the log are all that is known."""
+    """Make a placeholder message for a damaged record. Only its broker group and physical offset are known."""
     name = f"{queue.topic}@{queue.broker_name}"
     return MessageExt.damaged(BodyUnreadableError(name, -1, physical_offset, reason, True), queue)
 
@@ -183,17 +189,17 @@ def _call_with_time_left(method: Callable[..., T], args: tuple[Any, ...], left_s
 
 
 TAIL_TIMEOUT_S: Final = 3.0
-"""Bounds the call to one broker group."""
+"""Timeout in seconds of one call to a broker group for a tail."""
 TAIL_MESSAGES_MAX: Final = 1024
 TAIL_MAX_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes of records that one broker group answers."""
+"""Maximum bytes of records that one broker group returns for a tail."""
 TAIL_BROKERS_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Messages that have arrived in a topic, oldest first. `skipped` are left out for the bounds. `positions`: the
-    offsets to go on from, by queue."""
+    """New messages of a topic, oldest first. `skipped`: the number of messages left out because of the limits.
+    `positions`: by queue, the offset from which the next call continues."""
 
     messages: tuple[MessageExt, ...]
     positions: dict[MessageQueue, int]
@@ -201,17 +207,19 @@ class Arrived:
 
 
 class TailAdmin(AdminBase):
-    """The call for watching a topic. It changes nothing."""
+    """The administration call that tails a topic. It changes nothing."""
 
     @bounded(positions=NOT_NEGATIVE, max_messages=NumberRange(1, TAIL_MESSAGES_MAX))
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """Return the messages after `positions`, without waiting: the newest `max_messages`, and at most 4 MiB of each
-        broker group. All others are skipped. Without `positions` returns the ends of the queues, and no message.
+        """Return the messages at or after `positions`, without waiting: the newest `max_messages`, and at most 4 MiB of
+        each broker group. All others are skipped. Without `positions` returns the end offsets of the queues, and no
+        message.
 
         Makes one call for each broker group, all at the same time. A broker group that does not answer keeps its
-        positions. If none answers, raises the error. Raises TopicNotExistError, InvalidArgumentError.
+        positions. If no broker group answers, or if one does not answer a call without `positions`, raises the error.
+        Raises TopicNotExistError if the topic does not exist, and InvalidArgumentError if an argument is invalid.
         """
 
         queues: dict[str, list[MessageQueue]] = {}
@@ -248,7 +256,8 @@ class TailAdmin(AdminBase):
     def _read_behind(
         self, queues: Sequence[MessageQueue], positions: Mapping[MessageQueue, int] | None, max_messages: int
     ) -> list[FetchResult]:
-        """One result for each of the queues, which are of one broker group; only offsets without positions."""
+        """Fetch the new records of queues of one broker group. Returns one result per queue; without `positions`, the
+        results have offsets only."""
         requests = [
             FetchRequest(queue.topic, queue.queue_id, (positions or {}).get(queue, 0), max_messages) for queue in queues
         ]

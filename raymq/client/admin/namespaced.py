@@ -1,12 +1,12 @@
-"""The administration within a namespace: `Admin` by the names that the namespace's users know.
+"""Administration within a namespace: `Admin` with the names that the namespace's users see.
 
     arguments   by the parameter's name (`topic`, `group`, `queue` …), and whatever their type says ▶ stored names
     results     by type: queues, messages, and the fields of dataclasses that hold names ▶ shown names
     errors      their texts, without the namespace
 
-Lists have only topics and groups of the namespace, and none of other namespaces or of the server. One translation
-serves every call. So a new call of `Admin` needs nothing here if its parameters and fields have the same names as in
-other calls; a test compares them.
+Returned lists contain only topics and groups of the namespace, none of other namespaces or of the server. One
+translation serves every call. A new call of `Admin` needs no change in this module if its parameters and fields have
+the same names as in other calls; a test compares them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME_PARAMETERS: Final = frozenset(
     "topic topics group groups queue queues source target to_topic to_group pattern config configs positions message"
     " letters metadata".split()
 )
-"""The parameters of Admin's calls that hold names, or what has names in it."""
+"""Parameters of Admin's calls whose values are names, or contain names."""
 OTHER_PARAMETERS: Final = frozenset(
     """after actions begin_ms begin_offset boundary bounds broker_name brokers changes cleanup_policy
     contains cursor dead_letters decision dry_run enabled end_ms ids internal is_super key limit max_messages
@@ -39,19 +39,20 @@ OTHER_PARAMETERS: Final = frozenset(
     perm progress queue_type rate replayed reserve_time_s resource secret sources stacks tags timeout_s timestamp_ms
     to trace_topic user value wait_s whole_bodies with_pairs writable""".split()
 )
-"""The parameters that hold no names."""
+"""Parameters of Admin's calls whose values contain no names of topics or groups."""
 NAME_FIELDS: Final = frozenset("topic topics group groups target subscriptions forbidden producer_group".split())
-"""The fields of results that hold names: a text, several, or a mapping by them."""
+"""Fields of results that contain names: one name, several names, or a mapping whose keys are names."""
 NAMES_RETURNED: Final = frozenset(
     "list_topics list_groups forbidden_topics topic_attributes topic_routes group_stats light_queues".split()
 )
-"""The calls that return names, or a mapping by them."""
+"""Calls of Admin that return names, or a mapping whose keys are names."""
 _HOMES: Final = ("topic", "group", "queue", "config", "consumer")
-"""The attributes that name the namespace of a list's element."""
+"""Attributes of a list's element that can show the element's namespace."""
 
 
 class NamespacedCalls(OfProcess):
-    """The calls of `target`, an Admin or what one of its calls has returned, within a namespace."""
+    """Wraps an Admin, or an object that a call of Admin returned, so that its calls use the names of a
+    namespace."""
 
     def __init__(self, target: Any, names: Namespace) -> None:
         self._target, self._names = target, names
@@ -95,13 +96,15 @@ def _shown_error(error: RaymqError, names: Namespace) -> RaymqError:
 
 
 class _Translation:
-    """Values with other names in them. `only`: elements of lists that are not in this namespace are left out."""
+    """Translates the topic and group names within a value. `only`: if set, leaves out elements of lists that are not in
+    this namespace."""
 
     def __init__(self, name: Callable[[str], str], only: Namespace | None) -> None:
         self._name, self._only = name, only
 
     def value(self, value: Any, *, named: bool) -> Any:
-        """The value; `named`: a text in it, or in a list or as a key of a mapping, is a name."""
+        """Return the value with translated names. `named`: a text is a name, also in a list or as a key of a
+        mapping."""
         if isinstance(value, Enum | bytes | int | float) or value is None:
             return value
         if isinstance(value, str):
@@ -130,7 +133,7 @@ class _Translation:
         }
         if type(value) is dict or not isinstance(value, dict):
             return made
-        kept = copy.copy(value)  # of a dict with something of its own
+        kept = copy.copy(value)  # keep the class and the own attributes of a subclass of dict
         kept.clear()
         kept.update(made)
         for name, own in vars(value).items():
@@ -169,7 +172,8 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _home(value: Any) -> str | None:
-    """Return the stored name that shows the namespace of a list's element; None if the element has none."""
+    """Return the stored name of a list's element that shows the element's namespace; None if the element has no such
+    name."""
     if isinstance(value, MessageQueue | MessageExt):
         return value.topic
     for name in _HOMES:

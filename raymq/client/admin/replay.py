@@ -1,13 +1,13 @@
-"""Administration: replays, copies of chosen messages of a topic, sent again to a topic or to one group only.
+"""Administration: replays, which send copies of chosen messages of a topic to a topic, or to one group only.
 
     choice     by key ▶ the index of each store; by time ▶ a range of offsets per queue, fixed at the start; by id
     copies     of one queue's messages, in their order, to one queue of the target: `%RETRY%group` for a group
     once       a copy's sequence is its message's offset, and its producer id names the queue, the choice and the target
 
 So a repeated replay continues after the copies that are stored, which the store reports. The store forgets a replay
-after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, messages get other
+after `dedup_producers_max` later pairs of producer and queue. If the target gets more queues, copies may go to other
 queues. A copy has its message's id, tags, keys and properties, and ORIGIN_MESSAGE_ID. A copy for a group also names the
-topic that it comes from (RETRY_TOPIC), as a message of a further attempt does.
+topic that it comes from (RETRY_TOPIC), as a retried message does.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from raymq.records.format.message_id import parse_offset_message_id
 from raymq.remoting.storage_clients import call_master
 
 REPLAY_MAX_MESSAGES: Final = 100_000
-"""The most messages of one replay, unless it is asked for more."""
+"""Default maximum number of messages that one replay sends."""
 REPLAY_TIMEOUT_S: Final = 30.0
-"""Bounds each step: finding the target's queues, asking how far it is, an append."""
+"""Timeout in seconds of each step: finding the target's queues, querying the progress of earlier runs, an
+append."""
 REPLAY_APPEND_TIMEOUT_S: Final = 5.0
 REPLAY_BATCH_MESSAGES: Final = 256
 REPLAY_BATCH_BYTES: Final = 1 << 20
 REPLAY_PRODUCER: Final = "rmq_sys_replay/"
 _PAGE: Final = 64
-"""The messages of one query by key (max_msgs_num_batch)."""
+"""Maximum number of messages that one query by key returns (max_msgs_num_batch)."""
 _READ: Final = 512
 _END_OF_TIME_MS: Final = 2**63 - 1
 
@@ -59,8 +60,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplayChoice:
-    """The messages of `topic` that a replay chooses: messages with `key`, or with one of `ids`, that were stored from
-    `begin_ms` on and before `end_ms` (ms since 1970)."""
+    """The choice of a replay's messages in `topic`: by `key`, by `ids`, or by the time at which they were stored, from
+    `begin_ms` on and before `end_ms` (ms since 1970). Raises InvalidArgumentError unless exactly one of the three is
+    given."""
 
     topic: str
     key: str | None = None
@@ -77,9 +79,12 @@ class ReplayChoice:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of a replay to `target`, a topic: of the `chosen` messages `sent` were sent now, and `sent_before` by
-    an earlier run; a dry run sends none. `complete` is false if there are more than the replay's bound. `unreadable`
-    chosen messages are left out: their bodies cannot be read."""
+    """The result of a replay to the topic `target`.
+
+    `chosen`: the number of chosen messages. `sent`: how many of them this run sent; 0 for a dry run. `sent_before`: how
+    many an earlier run sent. `complete`: False if more messages were chosen than the replay may send. `unreadable`: how
+    many chosen messages were left out because their bodies cannot be read.
+    """
 
     target: str
     chosen: int
@@ -90,7 +95,7 @@ class Replay:
 
 
 class ReplayAdmin(MessageAdmin):
-    """The call that sends messages again."""
+    """The administration call that sends stored messages again."""
 
     @bounded(max_messages=POSITIVE, rate=RATE)
     def replay(
@@ -109,18 +114,19 @@ class ReplayAdmin(MessageAdmin):
         dry_run: bool = False,
         progress: Callable[[int], None] = lambda count: None,
     ) -> Replay:
-        """Send copies of messages of `topic` to another topic, or to one group, which gets them whatever it subscribes
-        to; no other group does.
+        """Send copies of messages of `topic` to another topic, or to one group. The group gets them whatever its
+        subscriptions are; no other group gets them.
 
-        Choose by `key`, by `ids`, or by the time at which they were stored, from `begin_ms` on and before `end_ms`.
-        At most `max_messages` are sent now, `rate` a second; `progress` is called with each number of messages that are
-        done. Run again, with the same choice, target and `name`, a replay sends what it has not sent yet, and nothing
-        twice; another `name` makes another replay of it. `dry_run`: only count. Messages that cannot be read are left
-        out, counted and logged.
+        Choose messages by `key`, by `ids`, or by the time at which they were stored, from `begin_ms` on and before
+        `end_ms`. At most `max_messages` are sent by this call, `rate` per second; `progress` is called with each number
+        of messages that are done. A repeated replay with the same choice, target and `name` sends what is not sent yet,
+        and nothing twice. With another `name`, it is a new replay. `dry_run`: only count. Messages that cannot be read
+        are left out, counted and logged.
 
-        On success all chosen messages, up to the bound, are stored in the target, as durably as the cluster's settings
-        say; after a failure, some are, and the replay can be run again. TopicNotExistError, GroupNotExistError,
-        NoPermissionError, InvalidArgumentError; RequestTimeoutError or ServiceNotAvailableError while brokers are away.
+        On success all chosen messages, up to the limit, are stored in the target, as durably as the cluster's settings
+        require. After a failure some of them are stored, and the replay can be repeated. Raises TopicNotExistError,
+        GroupNotExistError, NoPermissionError, InvalidArgumentError. Raises RequestTimeoutError or
+        ServiceNotAvailableError while brokers are unreachable.
         """
         choice = ReplayChoice(topic, key, (ids,) if isinstance(ids, str) else tuple(ids), begin_ms, end_ms)
         target, queues = self._target(to_topic, to_group)
@@ -128,7 +134,8 @@ class ReplayAdmin(MessageAdmin):
         return run.send(self._chosen(choice, target), max_messages)
 
     def _target(self, to_topic: str | None, to_group: str | None) -> tuple[str, tuple[MessageQueue, ...]]:
-        """The topic that the copies go to, and its queues."""
+        """Return the target topic of the copies, and its queues. Raises GroupNotExistError if the group does
+        not exist."""
         if (to_topic is None) == (to_group is None):
             raise InvalidArgumentError("name one target of the replay: to_topic or to_group")
         target = check_user_topic(to_topic) if to_topic is not None else retry_topic(check_group(to_group or ""))
@@ -141,8 +148,8 @@ class ReplayAdmin(MessageAdmin):
             raise GroupNotExistError(to_group) from None
 
     def _chosen(self, choice: ReplayChoice, target: str) -> Iterator[tuple[MessageQueue, list[MessageExt]]]:
-        """The messages of a choice, several of one queue at a time, in the order of the queues and of their offsets.
-        Copies that a replay has put into its own source are no messages of it."""
+        """Yield the chosen messages, several of one queue at a time, in the order of the queues and of their offsets.
+        If the target is the source topic, leaves out copies that a replay has sent."""
         if choice.key is None and not choice.ids:
             found = self._by_time(choice)
         else:
@@ -157,7 +164,8 @@ class ReplayAdmin(MessageAdmin):
         return [message for one in dict.fromkeys(choice.ids) for message in self.query_by_id(choice.topic, one)]
 
     def _by_key(self, choice: ReplayChoice) -> list[MessageExt]:
-        """All messages with the key: the index gives the newest of a time, so the time goes back, page by page."""
+        """Return all messages with the chosen key. The index returns the newest messages before a time, so each query
+        ends at the oldest time of the page before."""
         found: dict[tuple[MessageQueue, int], MessageExt] = {}
         for broker_name in self._routes.wait(choice.topic, REPLAY_TIMEOUT_S).brokers:
             end_ms = _END_OF_TIME_MS
@@ -166,7 +174,7 @@ class ReplayAdmin(MessageAdmin):
                     choice.topic, choice.key or "", max_messages=_PAGE, end_ms=end_ms, broker_name=broker_name
                 )
                 before = len(found)
-                # A damaged message has its place in the log only.
+                # A damaged message is identified by its physical offset only.
                 found |= {(message.queue, _number(message)): message for message in page}
                 if len(page) < _PAGE:
                     break
@@ -190,7 +198,7 @@ class ReplayAdmin(MessageAdmin):
             while offset < end:
                 try:
                     result = self.pull(queue, offset, max_messages=min(_READ, end - offset))
-                except OffsetOutOfRangeError as error:  # retention was faster
+                except OffsetOutOfRangeError as error:  # retention has deleted the messages at `offset` since
                     offset = max(error.min_offset, offset + 1)
                     continue
                 messages = [message for message in result.messages if message.queue_offset < end]
@@ -201,7 +209,7 @@ class ReplayAdmin(MessageAdmin):
 
 
 class _Run:
-    """One run of a replay."""
+    """Carries out one run of a replay."""
 
     def __init__(
         self,
@@ -224,10 +232,11 @@ class _Run:
         self._next_s = time.monotonic()
         self._unreadable = 0
         self._behind: dict[MessageQueue, int] = {}
-        """By queue of the source, the offset after the last message that was sent."""
+        """For each queue of the source topic, the offset after the last message that an earlier run sent."""
 
     def send(self, chosen: Iterator[tuple[MessageQueue, list[MessageExt]]], most: int) -> Replay:
-        """Send at most so many messages."""
+        """Send at most `most` of the chosen messages that earlier runs have not sent. Returns the result of the
+        run."""
         count = sent = 0
         for source, chosen_here in chosen:
             found = [message for message in chosen_here if message.body_error is None]
@@ -264,7 +273,8 @@ class _Run:
         logger.warning("a replay to %s leaves out %d messages: %s", self._target, count, error)
 
     def _place(self, source: MessageQueue) -> tuple[str, MessageQueue]:
-        """The producer id of the copies of a queue's messages, and their queue."""
+        """Return the producer id for copies of the messages of a source queue, and the target queue of these
+        copies."""
         queue = self._queues[crc32(str(source).encode()) % len(self._queues)]
         return f"{REPLAY_PRODUCER}{self._identity}/{source.broker_name}/{source.queue_id}", queue
 
@@ -277,8 +287,8 @@ class _Run:
         return self._behind[source]
 
     def _append(self, source: MessageQueue, messages: Sequence[MessageExt]) -> None:
-        """Store copies of successive messages of a queue. Repeats the call while the store does not answer: the store
-        recognises copies that it has."""
+        """Store copies of consecutive messages of a queue. Retries while the store does not answer; the store drops
+        copies that it already has."""
         producer_id, queue = self._place(source)
         batch = self._encode(queue, ProducerSequence(producer_id, 0, messages[0].queue_offset), messages)
         time.sleep(max(self._next_s - time.monotonic(), 0.0))
@@ -317,7 +327,7 @@ class _Run:
 
 
 def _batches(messages: Sequence[MessageExt]) -> Iterator[list[MessageExt]]:
-    """Messages that follow each other in their queue, in parts that fit in one append."""
+    """Divide messages of a queue into parts of consecutive messages that fit in one append."""
     part: list[MessageExt] = []
     size = 0
     for message in messages:
@@ -335,7 +345,7 @@ def _batches(messages: Sequence[MessageExt]) -> Iterator[list[MessageExt]]:
 
 
 def _by_queue(found: Sequence[MessageExt]) -> Iterator[tuple[MessageQueue, list[MessageExt]]]:
-    """Messages by their queues, each in the order of the offsets, each once."""
+    """Group messages by queue. Each queue's messages are sorted by offset, without duplicates."""
     by_queue: dict[MessageQueue, dict[int, MessageExt]] = {}
     for message in found:
         by_queue.setdefault(message.queue, {})[_number(message)] = message
@@ -344,7 +354,8 @@ def _by_queue(found: Sequence[MessageExt]) -> Iterator[tuple[MessageQueue, list[
 
 
 def _number(message: MessageExt) -> int:
-    """A number that only this message of its queue has: its offset, or a negative one of a damaged message."""
+    """Return a number that identifies a message within its queue: its offset. For a damaged message without an offset,
+    returns a negative number made of its physical offset."""
     return message.queue_offset if message.queue_offset >= 0 else -message.physical_offset - 1
 
 

@@ -1,4 +1,4 @@
-"""Administration: topics, their queues, permissions, routes and statistics."""
+"""Administration of topics: their queues, permissions, routes and statistics."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 TOPICS_PER_CALL: Final = 500
-"""The most topics that one call to a broker creates."""
+"""Maximum number of topics that one call to a broker creates."""
 BROKERS_KEPT_S: Final = 1.0
-"""The age at which topics are spread over brokers that are asked for again."""
+"""Time in seconds for which TopicAdmin reuses the list of broker groups over which it spreads new topics."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
-    """A queue and the offsets it holds: [`min_offset`, `max_offset`)."""
+    """A queue and the offset range that it holds: [`min_offset`, `max_offset`)."""
 
     queue: MessageQueue
     min_offset: int
@@ -69,12 +69,12 @@ class QueueDescription:
 
 
 class TopicAdmin(AdminBase):
-    """Calls about topics. Each call may be repeated."""
+    """Administration calls about topics. Each call may be repeated."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         super().__init__(routes, storages)
         self._known_brokers: tuple[list[str], float] = ([], 0.0)
-        """The names of the broker groups, and the time until which they may be used."""
+        """Cached names of the broker groups, and the monotonic time until which they are valid."""
 
     @bounded(reserve_time_s=RESERVE_TIME_RANGE)
     def create_topic(
@@ -91,22 +91,24 @@ class TopicAdmin(AdminBase):
         """Create a topic with `queues` queues in all, spread evenly over the broker groups, or over the broker groups
         in `brokers`.
 
-        `message_type`: the messages that the topic takes, by default all (TopicMessageType). `reserve_time_s`: the time
-        for which its messages are kept, from 60 s on, by default the store's (file_reserved_time_hours). `queue_type`
-        "batch": messages that are sent together are stored as one record, an inner batch, and compressed as a whole.
-        `cleanup_policy` COMPACTION, which cannot be changed later: only the newest message of each key is kept, and
-        each message needs a key.
+        `message_type`: the type of messages that the topic accepts, by default all (TopicMessageType).
+        `reserve_time_s`: the time for which messages are kept, at least 60 s, by default the store's
+        (file_reserved_time_hours). `queue_type` "batch": messages that are sent together are stored as one record, an
+        inner batch, and compressed as a whole. `cleanup_policy` COMPACTION: only the newest message of each key is
+        kept, and each message needs a key. The policy cannot be changed later.
 
         On return every client can use the topic. An existing topic with the same settings is not changed. Raises
-        IllegalNameError; InvalidArgumentError, also for an unknown broker group; TopicExistsError if the topic exists
-        with another number of queues, other attributes, or on a broker group that `brokers` does not name.
+        IllegalNameError if the name is illegal. Raises InvalidArgumentError if a value is invalid or a broker group is
+        unknown. Raises TopicExistsError if the topic exists with another number of queues, other attributes, or on a
+        broker group that `brokers` does not name.
         """
         changes = attribute_changes(message_type, cleanup_policy, reserve_time_s, queue_type)
         chosen = None if brokers is None else self._chosen_brokers(check_user_topic(topic), brokers)
         self._create({topic: queues}, changes, chosen)
 
     def _chosen_brokers(self, topic: str, names: Sequence[str]) -> list[str]:
-        """The names, once each, when a topic may be created on these broker groups and no others."""
+        """Return the names of the broker groups for a topic, without duplicates. Raises InvalidArgumentError if one is
+        unknown or none is given, and TopicExistsError if the topic already has queues on other broker groups."""
         chosen = list(dict.fromkeys(names))
         live = self._broker_names()
         missing = [name for name in chosen if name not in live]
@@ -123,7 +125,7 @@ class TopicAdmin(AdminBase):
         return chosen
 
     def create_topics(self, topics: Mapping[str, int]) -> None:
-        """Create topics, each with its number of queues in all, as `create_topic` does, in few calls.
+        """Create topics in few calls, as `create_topic` does. The values are the topics' numbers of queues in all.
 
         After an error some topics may exist; repeating the call is safe.
         """
@@ -152,7 +154,7 @@ class TopicAdmin(AdminBase):
             self._wait_for_routes(topics)
 
     def _recent_broker_names(self) -> list[str]:
-        """Every live broker group, as it was at most BROKERS_KEPT_S ago."""
+        """Return the names of all live broker groups, from a list that is at most BROKERS_KEPT_S old."""
         names, until_s = self._known_brokers
         if time.monotonic() >= until_s:
             names = self._broker_names()
@@ -162,17 +164,17 @@ class TopicAdmin(AdminBase):
         return names
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its messages and the offsets committed in it. TopicNotExistError.
+        """Delete a topic with its messages and the offsets committed in it. Raises TopicNotExistError.
 
-        When a broker that has queues of it is away, this raises ServiceNotAvailableError or RequestTimeoutError after
-        20 s: the topic is left there. Delete it again when that broker is back.
+        If a broker that has queues of the topic is unreachable, raises ServiceNotAvailableError or RequestTimeoutError
+        after 20 s; the topic stays on that broker. Delete the topic again when the broker is reachable.
         """
         route = self.topic_route(check_user_topic(topic))
         for broker_name in sorted(route.queue_counts(), key=lambda name: (name not in route.brokers, name)):
             try:
                 self._call_broker(broker_name, "delete_topic", topic)
             except TopicNotExistError:
-                continue  # an earlier attempt deleted it here
+                continue  # an earlier call deleted the topic on this broker
         self._routes.invalidate(topic)
 
     @bounded(reserve_time_s=RESERVE_TIME_RANGE)
@@ -185,15 +187,18 @@ class TopicAdmin(AdminBase):
         message_type: TopicMessageType | str | None = None,
         reserve_time_s: float | None = None,
     ) -> None:
-        """Change properties of a topic: the number of `queues` in all, which cannot become fewer; the permission (4 to
-        read plus 2 to write); the type of its messages; or the time for which they are kept (0: the store's). On return
-        every client that asks for the topic gets the change; other clients get it within half a minute. Messages in the
-        topic are not checked against a new type. A longer time does not bring deleted messages back.
+        """Change properties of a topic.
 
-        With more queues, sharding keys have other queues from then on: if their order matters, let consumers finish
-        earlier messages first. Every broker of the topic is called, so all of them must run.
+        `queues`: the number of queues in all, which cannot decrease. `perm`: the permission (4 to read plus 2 to
+        write). `message_type`: the type of the topic's messages; existing messages are not checked. `reserve_time_s`:
+        the time for which messages are kept (0: the store's time); a longer time does not restore deleted messages. On
+        return every client that reads the topic's route gets the change; other clients get it within half a minute.
 
-        Raises TopicNotExistError, IllegalNameError, NoPermissionError (no permission), InvalidArgumentError.
+        With more queues, sharding keys map to other queues. If their order matters, let consumers finish earlier
+        messages first. Every broker of the topic is called, so all of them must run.
+
+        Raises TopicNotExistError; IllegalNameError; NoPermissionError if the topic has no permission;
+        InvalidArgumentError if a value is invalid.
         """
         check_user_topic(topic)
         route = self.topic_route(topic)
@@ -217,16 +222,18 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
 
     def _set_layout(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Send each broker of a topic the number of queues at every broker. Called after the queues exist, so that no
-        key chooses a queue earlier."""
+        """Send each broker of a topic the number of queues at every broker. Called after the new queues exist, so that
+        no sharding key selects a queue that does not exist yet."""
         for broker_name in counts:
             self._call_broker(broker_name, "update_topic", topic, None, None, None, format_order_config(counts))
 
     def set_order_config(self, topic: str, config: str | None) -> None:
-        """Make a topic an order topic: its messages go to these queues and no others, also while one of the brokers is
-        away, so that a sharding key never changes its queue. `config` is ``"broker-a:4;broker-b:2"``; None ends it.
+        """Make a topic an order topic: its messages go only to the queues in `config`, even while one of the brokers is
+        unreachable. A sharding key therefore never changes its queue.
 
-        Every broker that has the topic keeps it. TopicNotExistError; InvalidArgumentError for queues the topic has not.
+        `config`: for example ``"broker-a:4;broker-b:2"``; None makes the topic a normal topic again. Every broker that
+        has the topic stores the configuration. Raises TopicNotExistError. Raises InvalidArgumentError if the topic does
+        not have the queues.
         """
         route = self.topic_route(check_user_topic(topic))
         held = route.queue_counts()
@@ -240,25 +247,26 @@ class TopicAdmin(AdminBase):
         self._routes.invalidate(topic)
 
     def order_config(self, topic: str) -> str | None:
-        """The queues of an order topic, as `set_order_config` takes them; None for another topic.
-        TopicNotExistError."""
+        """Return the queues of an order topic, in the format of `set_order_config`; None if the topic is not an order
+        topic. Raises TopicNotExistError."""
         return self.topic_route(topic).order_config or None
 
     def topic_stats(self, topic: str) -> TopicStats:
-        """The numbers of messages and bytes put into a topic, over all brokers. TopicNotExistError."""
+        """Return the numbers of messages and bytes put into a topic, over all brokers. Raises
+        TopicNotExistError."""
         parts: list[TopicStats] = [
             self._call_broker(name, "topic_stats", topic) for name in self.topic_route(topic).brokers
         ]
         return add_up(TopicStats, parts)
 
     def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted; with `internal` also the groups' retry and dead-letter topics and the
-        server's own."""
+        """Return the names of all topics, sorted. With `internal`, includes the groups' retry and dead-letter topics
+        and the server's own topics."""
         return [topic for topic in self._routes.topics() if internal or not is_internal_topic(topic)]
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
         """Return the attributes of topics, in few calls: the types of their messages, and how they are kept. Leaves out
-        topics that do not exist, or whose brokers are all away."""
+        topics that do not exist, and topics whose brokers are all unreachable."""
         wanted = list(topics)
         self._routes.fetch(wanted)
         found: dict[str, TopicAttributes] = {}
@@ -268,20 +276,27 @@ class TopicAdmin(AdminBase):
         return found
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """The broker groups and queues of a topic. TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError
-        if no NameServer knows within 20 s if it exists."""
+        """Return the broker groups and queues of a topic. Raises TopicNotExistError.
+
+        Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 20 s whether the topic
+        exists.
+        """
         check_topic(topic)
         self._routes.invalidate(topic)
         return self._routes.wait(topic, ADMIN_TIMEOUT_S)
 
     def topic_routes(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
-        """Return the routes of topics as a NameServer has them now, in one call. Leaves out unknown topics; leaves out
-        all topics while the NameServer has just restarted and may not know every broker."""
+        """Return the current routes of topics from one NameServer, in one call.
+
+        Leaves out unknown topics. Leaves out all topics while the NameServer has just restarted and may not have the
+        routes of every broker.
+        """
         wanted = list(topics)
         return self._routes.read(wanted) if wanted else {}
 
     def describe_topic(self, topic: str) -> list[QueueDescription]:
-        """Every queue of a topic with its offsets, in one call for each broker group. TopicNotExistError."""
+        """Return every queue of a topic with its offset range, with one call for each broker group. Raises
+        TopicNotExistError."""
         described = []
         for queues in _by_broker(self.topic_route(topic).subscribe_queues):
             asked = [(queue.topic, queue.queue_id) for queue in queues]
@@ -293,8 +308,8 @@ class TopicAdmin(AdminBase):
         return described
 
     def kept_since(self, topic: str) -> dict[MessageQueue, int | None]:
-        """When the first message that each queue of a topic holds was stored, in ms since 1970; None for a queue that
-        holds none. Two calls for each broker group. TopicNotExistError."""
+        """Return, for each queue of a topic, when its first message was stored, in ms since 1970; None for an empty
+        queue. Makes two calls for each broker group. Raises TopicNotExistError."""
         described = self.describe_topic(topic)
         since: dict[MessageQueue, int | None] = dict.fromkeys(one.queue for one in described)
         first = {one.queue: one.min_offset for one in described if one.messages}
@@ -305,7 +320,7 @@ class TopicAdmin(AdminBase):
         return since
 
     def _ask_master(self, queue: MessageQueue, ask: Callable[[StorageClient, float], T]) -> T:
-        """The answer of the storage actor that leads the queue's broker group."""
+        """Call the storage actor of the master of the queue's broker group, and return the answer of `ask`."""
         return call_master(
             self._routes,
             self._storages,
@@ -315,8 +330,8 @@ class TopicAdmin(AdminBase):
         )
 
     def _wait_for_routes(self, topics: Mapping[str, int]) -> None:
-        """Wait until a NameServer shows all of the topics' queues: brokers register on their own.
-        RequestTimeoutError."""
+        """Wait until a NameServer shows all of the topics' queues, because brokers register them asynchronously. Raises
+        RequestTimeoutError after ADMIN_TIMEOUT_S."""
         deadline_s = time.monotonic() + ADMIN_TIMEOUT_S
         missing = dict(topics)
         while True:
@@ -338,7 +353,7 @@ class TopicAdmin(AdminBase):
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
-    """The queues of each broker group, in their order."""
+    """Group queues by broker group. Queues of a group keep their order."""
     found: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         found.setdefault(queue.broker_name, []).append(queue)

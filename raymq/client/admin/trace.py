@@ -1,4 +1,4 @@
-"""Administration: the life of one message, from its trace and from the stores.
+"""Administration: the history of one message, from its trace and from the stores.
 
     the trace topic (raymq.telemetry.trace)   ▶ who sent it and when, who got it, how often, and the results
     the topic's stores                        ▶ where it is stored
@@ -23,7 +23,7 @@ from raymq.telemetry.trace.life import Attempt, MessageLife, life_of
 from raymq.telemetry.trace.records import ContextCode, TracedType, decode_records
 
 TRACE_MESSAGES_MAX: Final = 64
-"""The most trace messages of one message that are read from a broker group."""
+"""Maximum number of trace messages about one message that are read from a broker group."""
 
 logger = logging.getLogger(__name__)
 _KINDS: Final = {TracedType.HALF: "half message sent", TracedType.DELAY: "delayed message sent"}
@@ -38,8 +38,8 @@ _ENDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Something that happened to a message at `time_ms`, ms since 1970. `who` is the producer group or the consumer
-    group; empty for a store."""
+    """An event in a message's history, at `time_ms` (ms since 1970). `who`: the producer group or the consumer group;
+    empty for a store."""
 
     time_ms: int
     event: str
@@ -49,7 +49,8 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageTrace:
-    """All that is known about one message: `life` from its trace, `stored` in its topic, `tracks` of the groups."""
+    """The history of one message: `life` from its trace, `stored` from its topic's stores, `tracks` with its state in
+    each group."""
 
     message_id: str
     topic: str | None
@@ -58,7 +59,7 @@ class MessageTrace:
     tracks: tuple[MessageTrack, ...]
 
     def events(self) -> list[TraceEvent]:
-        """All that happened, in the order of the times."""
+        """Return all events of the message's history, sorted by time."""
         return sorted(self._events(), key=lambda event: event.time_ms)
 
     def _events(self) -> Iterator[TraceEvent]:
@@ -86,25 +87,25 @@ def _event_of(attempt: Attempt) -> TraceEvent:
 
 
 class TraceAdmin(TrackAdmin):
-    """The call that returns the life of a message."""
+    """The administration call that returns the history of a message."""
 
     def trace(self, message_id: str, *, topic: str | None = None, trace_topic: str = TRACE_TOPIC) -> MessageTrace:
-        """Return the life of the message with this unique id: its send, its place, its deliveries and attempts, and its
-        end.
+        """Return the history of the message with this unique id: its send, its queue and offset, its deliveries and
+        retries, and the results.
 
         `topic`: the topic of the message, for a message without a trace, or with an offset message id. `trace_topic`:
         the trace topic that the message's client named. Records reach the trace topic within a few seconds, and are
         kept as long as other messages.
 
         Raises InvalidArgumentError if neither a trace nor `topic` has the message; TopicNotExistError;
-        ServiceNotAvailableError or RequestTimeoutError while a broker is away.
+        ServiceNotAvailableError or RequestTimeoutError while a broker is unreachable.
         """
         stored = self.query_by_id(check_topic(topic), message_id) if topic is not None else []
         wanted = stored[0].message_id if stored else message_id
         life = self._life(wanted, check_topic(trace_topic))
         found = topic or life.topic
         if topic is None and found is not None:
-            with suppress(TopicNotExistError):  # deleted since
+            with suppress(TopicNotExistError):  # the topic may have been deleted since
                 stored = self.query_by_id(found, wanted)
         if not life and not stored:
             if topic is not None:

@@ -5,8 +5,9 @@
     before the committed offset                 ▶ consumed; filtered out if no member's tags want the message
     at the committed offset or after it         ▶ not yet
 
-A group commits one offset per queue, so "consumed" means that the group has committed past the message. The index of
-keys finds the retries. While they are stored, the answer is exact; after that it is "consumed".
+A group commits one offset per queue, so "consumed" means that the group has committed past the message. The key index
+finds the retries. While the retries are stored, the state is exact. After retention has deleted them, the state is
+"consumed".
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TrackState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageTrack:
-    """The state of a message in a group: the number of `retries`, and `detail` in words."""
+    """The state of a message in a group. `retries`: the number of retries. `detail`: an explanation in words."""
 
     group: str
     state: TrackState
@@ -57,10 +58,11 @@ class Tries:
 
 
 def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None, wanted: bool | None) -> MessageTrack:
-    """Return the state in `group` of the message at `offset` of a queue in which the group has committed `committed`.
+    """Determine the state in `group` of the message at `offset` of a queue in which the group has committed
+    `committed`.
 
-    `tries`: the known retries; None if there are none. `wanted`: True if some member's subscription takes the message;
-    None if there are no members.
+    `tries`: the known retries; None if no retry is stored. `wanted`: True if the subscription of some member accepts
+    the message; None if that is unknown.
     """
     if tries is not None and tries.dead:
         return MessageTrack(group, TrackState.DEAD, tries.retries, "it is in the group's dead letters")
@@ -78,13 +80,14 @@ def judge(group: str, *, offset: int, committed: int | None, tries: Tries | None
 
 
 class TrackAdmin(MessageAdmin):
-    """The call that returns the state of a message in each group."""
+    """The administration call that returns the state of a message in each group."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         """Return the state of the message in each group of its topic, sorted by group: consumed, not yet, in a retry,
-        dead, or filtered out. A group that does not answer is unknown, with the reason.
+        dead, or filtered out. If the retries in a group cannot be read, its state is unknown, with the reason.
 
-        Raises TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError while the message's broker is away.
+        Raises TopicNotExistError. Raises ServiceNotAvailableError or RequestTimeoutError while the message's broker is
+        unreachable.
         """
         offsets: dict[str, dict[int, int]] = self._call_broker(message.broker_name, "topic_offsets", message.topic)
         connections: list[ConsumerConnection] = self._call_broker(message.broker_name, "consumer_connections", None)
@@ -102,7 +105,8 @@ class TrackAdmin(MessageAdmin):
         return tracks
 
     def _tries(self, group: str, message: MessageExt) -> Tries | None:
-        """Find the copies of a message in the group's retry and dead-letter topics; None if there are none."""
+        """Find the copies of a message in the group's retry and dead-letter topics. Returns None if no copy is
+        stored."""
         dead = self._copies(dlq_topic(group), message)
         again = self._copies(retry_topic(group), message)
         newest = max([*dead, *again], key=lambda copy: copy.store_timestamp_ms, default=None)
@@ -122,8 +126,8 @@ class TrackAdmin(MessageAdmin):
 
 
 def _wanted(message: MessageExt, members: Iterable[ConsumerConnection]) -> bool | None:
-    """Return True if a member's subscription takes the message. Returns None if no member subscribes to its topic, or
-    if a subscription is not by tags."""
+    """Return True if the subscription of some member accepts the message. Returns None if no member subscribes to the
+    message's topic, or if a subscription is not by tags."""
     expressions = [
         one.consumer.subscriptions[message.topic] for one in members if message.topic in one.consumer.subscriptions
     ]

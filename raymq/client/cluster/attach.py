@@ -1,13 +1,13 @@
-"""Connects this process to a Ray cluster that runs already.
+"""Connects this process to a running Ray cluster, and keeps the file about the Ray head that `raymq up` started.
 
-Without an address, in this order: the Ray this process is connected to; RAY_ADDRESS; the Ray that `raymq up` started;
-the Ray that `ray start` last started on this machine. `ray.init(address="auto")` is not used: it takes any GCS process
-it sees, also another user's or another program's, and then waits minutes for a token it does not have.
+Without an address, the first of these clusters is used: the Ray to which this process is connected; RAY_ADDRESS; the
+Ray that `raymq up` started; the Ray that `ray start` last started on this machine. `ray.init(address="auto")` is not
+used. It connects to any GCS process that it finds, even if the process belongs to another user or program. After that
+it waits minutes for a token that this user does not have.
 
-The Ray head that `raymq up` started on this machine, as noted in `~/.raymq/run/ray-head.json`.
-
-A process id alone may have been given to another process since, so the file has its start time, too; only the process
-with both is ours to end.
+The file `~/.raymq/run/ray-head.json` describes the Ray head that `raymq up` started on this machine. The operating
+system may give the process id to another process later, so the file also has the start time. raymq stops only a process
+with both the id and the start time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from raymq.common.errors import ClusterNotFoundError
 from raymq.common.names import NAMESPACE
 
 RAY_STOP_TIMEOUT_S: Final = 30.0
-"""Bounds the wait for Ray's processes to end, before and after they are killed."""
+"""Timeout in seconds of each wait for Ray's processes to end: once after SIGTERM, and once after they are
+killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class RayHead:
     address: str
 
     def stop(self) -> None:
-        """End the head and all processes below it, and delete the file."""
+        """Stop the Ray head and all its child processes, and delete the file about the head."""
         family = _family(self)
         for process in family[:1]:
-            process.send_signal(signal.SIGTERM)  # the head ends the others
+            process.send_signal(signal.SIGTERM)  # the head stops its child processes
         _, alive = psutil.wait_procs(family, timeout=RAY_STOP_TIMEOUT_S)
         for process in alive:
             process.kill()
@@ -55,19 +56,19 @@ class RayHead:
 
 
 def run_directory() -> Path:
-    """The directory of the files about running servers, `~/.raymq/run`."""
+    """Return the directory of the files about running servers, `~/.raymq/run`."""
     return Path("~/.raymq/run").expanduser()
 
 
 def write_head(pid: int, address: str) -> RayHead:
-    """Write the file about a head that was just started."""
+    """Write the file about a Ray head that was just started."""
     head = RayHead(pid, psutil.Process(pid).create_time(), address)
     _file().write_text(json.dumps(asdict(head)))
     return head
 
 
 def read_head() -> RayHead | None:
-    """The head that the file is about, None if it runs no longer or there is no file."""
+    """Read the file about the Ray head. Returns None if the file does not exist, or if the head no longer runs."""
     try:
         head = RayHead(**json.loads(_file().read_text()))
     except FileNotFoundError:
@@ -80,7 +81,7 @@ def _file() -> Path:
 
 
 def _family(head: RayHead) -> list[psutil.Process]:
-    """The head's process first, then all below it; empty if it is gone."""
+    """Return the head's process, followed by all its child processes. Empty if the head no longer runs."""
     try:
         process = psutil.Process(head.pid)
         if process.create_time() != head.create_time:
@@ -91,9 +92,9 @@ def _family(head: RayHead) -> list[psutil.Process]:
 
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""Bounds the test if anything listens at Ray's address."""
+"""Timeout in seconds of the test if a process listens at Ray's address."""
 
-# This module of Ray warns, at each connection, that the cluster is protected.
+# Hide a warning that this Ray module logs at each connection to a cluster with token authentication.
 logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
 
 _START_ONE: Final = (
@@ -104,21 +105,21 @@ _NAME_ANOTHER: Final = "start it, or name another one with --address or RAY_ADDR
 
 
 def attach_ray(address: str | None) -> bool:
-    """Connect this process to Ray unless it is connected; True if this call connected it.
+    """Connect this process to Ray, unless it is connected already. Returns True if this call connected it.
 
-    `address` is the GCS's, host:port. ClusterNotFoundError when nothing answers there, or when it asks for a token that
-    this user does not have.
+    `address`: host:port of the GCS. Raises ClusterNotFoundError if nothing answers at the address, or if the cluster
+    requires a token that this user does not have.
     """
     if ray.is_initialized():
         return False
     found = address or find_address()
     if found is None:
         raise ClusterNotFoundError(f"no Ray cluster runs on this machine: {_START_ONE}")
-    # Ray itself waits a minute for an address without a listener, and then ends the whole process.
+    # Test the address first: `ray.init` would wait a minute for a listener, and then end the whole process.
     reason = _why_silent(found)
     if reason:
         raise ClusterNotFoundError(f"no Ray cluster runs at {found} ({reason}): {_NAME_ANOTHER}")
-    # With an address, Ray does not look for its token by itself, and has no public way to say that it should.
+    # With an explicit address, `ray.init` does not load its token, and Ray has no public way to request it.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
         ray.init(address=found, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
@@ -134,7 +135,7 @@ def attach_ray(address: str | None) -> bool:
 
 
 def find_address() -> str | None:
-    """Find the address of the Ray cluster to use; None if none runs."""
+    """Find the address of the Ray cluster to use. Returns None if no cluster runs."""
     named = os.environ.get("RAY_ADDRESS")
     if named and named != "auto":
         return named
@@ -146,8 +147,8 @@ def find_address() -> str | None:
 
 
 def latest_started() -> str | None:
-    """Return the address that `ray start` stored last on this machine; None if none is stored. That Ray may have ended
-    since."""
+    """Return the address that `ray start` stored last on this machine; None if none is stored. The cluster at that
+    address may have stopped since."""
     try:
         return latest_started_file().read_text().strip() or None
     except OSError:
@@ -155,12 +156,12 @@ def latest_started() -> str | None:
 
 
 def latest_started_file() -> Path:
-    """The path of the file in which Ray keeps the address of the cluster that was started last."""
+    """Return the path of the file in which Ray stores the address of the cluster that was started last."""
     return Path(get_ray_address_file(None))
 
 
 def _why_silent(address: str) -> str:
-    """The reason why nothing can be reached at host:port; empty if something listens there."""
+    """Return the reason why no process can be reached at host:port; empty if a process listens there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return "an address is host:port, such as 10.0.0.1:6379"

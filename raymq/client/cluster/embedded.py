@@ -1,8 +1,8 @@
 """An embedded raymq: servers, and a local Ray if this process has none, for as long as one program runs.
 
-Everything listens on loopback only. Ray's temporary files, its sockets and its token go into a directory of their own,
-which is removed at the end; the stores stay in `data_dir`. When the program is killed, Ray's processes end by
-themselves, and the stores recover when they are opened again.
+Everything listens on loopback only. Ray's temporary files, its sockets and its token are in a directory of their own,
+which is removed at the end; the stores stay in `data_dir`. If the program is killed, Ray's processes end by themselves,
+and the stores recover when they are opened again.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from raymq.common.errors import StoreError
 from raymq.common.names import NAMESPACE
 
 OBJECT_STORE_BYTES: Final = 256 * 1024 * 1024
-"""Memory of the local Ray's object store."""
+"""Size in bytes of the local Ray's object store."""
 STARTING_MAX: Final = 16
-"""Processes of Ray that may start at the same time."""
+"""Maximum number of Ray worker processes that may start at the same time."""
 SOCKET_DIRECTORY_MAX: Final = 40
-"""Ray appends about 60 characters to its temporary directory, and a socket's path has at most 107."""
+"""Maximum length of the path below which Ray's temporary directory is made. Ray appends about 60 characters to its
+temporary directory, and the path of a socket has at most 107."""
 
 
 class EmbeddedCluster:
-    """The servers of one program. `start` starts them and `stop` ends them; both may be called once."""
+    """The servers of one embedded raymq. `start` starts them and `stop` stops them; each may be called once."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
         self._ray: LocalRay | None = None
 
     def start(self, progress: ProgressCallback = lambda step: None) -> None:
-        """Start Ray if this process has none, then the servers. On failure everything started is stopped again."""
+        """Start Ray if this process has none, then the servers. If a step fails, stops everything that was
+        started."""
         _check_can_write(self._settings.data_dir)
         if not ray.is_initialized():
             progress("starting Ray")
@@ -56,7 +58,7 @@ class EmbeddedCluster:
             raise
 
     def stop(self, progress: ProgressCallback = lambda step: None) -> None:
-        """Close the stores, stop the servers, then Ray if it was started here."""
+        """Close the stores, stop the servers, then stop Ray if `start` started it."""
         try:
             if ray.is_initialized():
                 launch("stop", ray.get_runtime_context().gcs_address, self._settings, progress)
@@ -70,7 +72,7 @@ class EmbeddedCluster:
 
 
 class LocalRay:
-    """A Ray cluster of this process and its children."""
+    """A Ray cluster that this process and its child processes form."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -78,7 +80,7 @@ class LocalRay:
         self._terminal: int | None = None
 
     def start(self) -> None:
-        """Start Ray, with Java on the path of its processes for Spark."""
+        """Start Ray. The PATH of its processes includes Java, which Spark needs."""
         base = tempfile.gettempdir()
         self._directory = Path(tempfile.mkdtemp(prefix="rmq", dir=base if len(base) < SOCKET_DIRECTORY_MAX else "/tmp"))
         token = self._directory / "token"
@@ -88,7 +90,8 @@ class LocalRay:
             {
                 **java_environment(),
                 "RAY_AUTH_TOKEN_PATH": str(token),
-                # Without this, Ray replaces 127.0.0.1 by the machine's address and listens on all interfaces.
+                # "0" keeps 127.0.0.1. By default Ray replaces it by the machine's address, and listens on all
+                # interfaces.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
                 "RAY_USAGE_STATS_ENABLED": "0",
             }
@@ -102,7 +105,7 @@ class LocalRay:
         _take_terminal(self._terminal)
 
     def stop(self) -> None:
-        """End Ray and remove its files."""
+        """Stop Ray and remove its files."""
         ray.shutdown()
         _give_terminal_back(self._terminal)
         for name, value in self._environment.items():
@@ -116,13 +119,14 @@ class LocalRay:
             self._directory = None
 
     def _set_environment(self, values: dict[str, str]) -> None:
-        for name in (*values, "RAY_AUTH_MODE"):  # Ray sets the last one itself
+        for name in (*values, "RAY_AUTH_MODE"):  # Ray sets RAY_AUTH_MODE itself
             self._environment[name] = os.environ.get(name)
         os.environ.update(values)
 
 
 def _check_can_write(data_dir: Path) -> None:
-    """StoreError when stores cannot be made in `data_dir`. Checked first, so that Ray is not started for nothing."""
+    """Raise StoreError if stores cannot be created in `data_dir`. Called first, so that Ray is not started in
+    vain."""
     existing = next(path for path in (data_dir, *data_dir.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
@@ -133,12 +137,14 @@ def _check_can_write(data_dir: Path) -> None:
 
 @cache
 def _process_token() -> str:
-    """The token of every local Ray that this process starts: Ray reads it once in a process's life."""
+    """Return the token of every local Ray that this process starts. A process has only one token, because Ray reads it
+    once per process."""
     return secrets.token_hex(32)
 
 
 def _init_ray(directory: str) -> None:
-    # Ray reads this constant from the environment when it is imported, perhaps long ago, and uses it at each start.
+    # Ray read this constant from the environment when it was imported, and uses it at each start, so set the constant
+    # itself.
     constants: Any = sys.modules["ray._private.ray_constants"]
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
@@ -154,7 +160,8 @@ def _init_ray(directory: str) -> None:
             _system_config={
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": False,
-                # Ray expects no more starting processes than CPUs, and warns on this program's standard output.
+                # By default Ray allows as many starting processes as CPUs; above that it prints warnings to standard
+                # output.
                 "worker_maximum_startup_concurrency": STARTING_MAX,
             },
         )
@@ -162,16 +169,16 @@ def _init_ray(directory: str) -> None:
         constants.ENABLE_RAY_CLUSTER = before
 
 
-# Ray makes this process the leader of a new process group. Where the process was in its terminal's foreground group,
-# as under `make`, it would be in the background from then on, and ctrl-C would no longer reach it.
+# Ray makes this process the leader of a new process group. If the process was in its terminal's foreground group, as
+# under `make`, it would be in the background afterwards, and ctrl-C would no longer reach it.
 
 
 def _foreground_group() -> int | None:
-    """This process's group if it is the terminal's foreground group, else None."""
+    """Return this process's group if it is the terminal's foreground group, else None."""
     try:
         group = os.tcgetpgrp(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
-        return None  # no terminal
+        return None  # standard input is not a terminal
     return group if group == os.getpgrp() else None
 
 
@@ -183,15 +190,15 @@ def _take_terminal(group: int | None) -> None:
 def _give_terminal_back(group: int | None) -> None:
     if group is not None and group != os.getpgrp():
         _set_foreground(group)
-        with contextlib.suppress(OSError):  # the group's other processes may be gone
+        with contextlib.suppress(OSError):  # the other processes of the group may have ended
             os.setpgid(0, group)
 
 
 def _set_foreground(group: int) -> None:
-    # A process in the background that takes the terminal is stopped by SIGTTOU, unless it blocks it.
+    # A background process that takes the terminal is stopped by the signal SIGTTOU, unless it blocks the signal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
-        with contextlib.suppress(OSError):  # the terminal may be gone
+        with contextlib.suppress(OSError):  # the terminal may be closed
             os.tcsetpgrp(sys.stdin.fileno(), group)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

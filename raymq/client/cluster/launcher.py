@@ -1,11 +1,12 @@
-"""Starts and stops servers for programs that must not import them.
+"""Starts and stops servers for programs that must not import the servers' code.
 
-Ray gives each actor the import path of the job that created it, and a job's path begins with its program's directory
-and its current one. A user's program may have a folder called `storage` there. So servers are started by a program of
-their own, `placement.launcher_main`, run from the root directory; this module runs it and relays what it says.
+Ray gives each actor the import path of the job that created it, and a job's path begins with the directory of its
+program and the current directory. A user's program may have a folder called `storage` in these directories. So a
+separate program starts the servers: `placement.launcher_main`, run from the root directory. This module runs that
+program and relays its messages.
 
-The two speak JSON lines: a request on standard input, then on standard output `{"progress": text}` any number of times
-and at the end `{"result": value}` or `{"error": pickled RaymqError}`.
+The two exchange JSON lines. This module writes a request to standard input. The program writes `{"progress": text}` to
+standard output any number of times, and at the end `{"result": value}` or `{"error": pickled RaymqError}`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from raymq.common.config.cluster import ClusterSettings
 from raymq.common.errors import RaymqError, RequestTimeoutError, ServiceNotAvailableError
 
 LAUNCHER_TIMEOUT_S: Final = 300.0
-"""Bounds one run of the launch process; then it is killed."""
+"""Timeout in seconds of one run of the launch process; after that time the process is killed."""
 LAUNCHER_END_TIMEOUT_S: Final = 60.0
-"""Bounds the wait for the launch process to end after its answer."""
+"""Timeout in seconds for the launch process to exit after its answer."""
 
 ProgressCallback = Callable[[str], None]
-"""Called with the name of each step that begins."""
+"""Function that is called with the name of each step when the step begins."""
 
 
 def launch(
@@ -40,15 +41,17 @@ def launch(
     progress: ProgressCallback = lambda step: None,
     **arguments: Any,
 ) -> Any:
-    """Have `action` ("start", "stop", "status", "drain", "balance", "close" or "board") done on the Ray cluster at
-    `address` (its GCS, host:port). `arguments`: "drain" takes `node` and `undo` (placement.operations), "start" takes
-    `board`, True to install Grafana's board at the end unless metrics are off, and returns `actors`, the names of all
-    that run, and `notes`, sentences about what was found and changed; "board" takes `output`
-    (placement.operations).
+    """Run `action` on the Ray cluster at `address` (host:port of its GCS), in a launch process. Returns the action's
+    result.
 
-    Returns the action's result. Raises the RaymqError of the launch process, RequestTimeoutError after
-    LAUNCHER_TIMEOUT_S, ServiceNotAvailableError when the launch process ends without an answer. A start that fails
-    leaves nothing running. `progress` is called with each step's name.
+    `action`: "start", "stop", "status", "drain", "balance", "close" or "board". "drain" takes the arguments `node` and
+    `undo` (placement.operations). "start" takes `board`: True installs Grafana's board at the end, unless metrics are
+    off. "start" returns `actors`, the names of all running actors, and `notes`, sentences about what was found and
+    changed. "board" takes `output` (placement.operations).
+
+    Raises the RaymqError of the launch process, RequestTimeoutError after LAUNCHER_TIMEOUT_S, and
+    ServiceNotAvailableError if the launch process ends without an answer. A start that fails leaves nothing running.
+    `progress` is called with each step's name.
     """
     request = {
         "action": action,
@@ -71,14 +74,14 @@ def launch(
     watchdog = threading.Timer(LAUNCHER_TIMEOUT_S, process.kill)
     watchdog.start()
     errors: list[str] = []
-    # Read standard error beside standard output, so that neither pipe can fill up.
+    # Read standard error at the same time as standard output, so that neither pipe can fill up and block the process.
     assert process.stderr is not None
     drain = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
     drain.start()
     try:
         answer = _converse(process, request, progress)
     except BaseException:
-        process.terminate()  # the launch process stops the servers it has started
+        process.terminate()  # on SIGTERM the launch process stops the servers that it has started
         raise
     finally:
         late = watchdog.finished.is_set()
@@ -104,16 +107,18 @@ def launch(
 def _converse(
     process: subprocess.Popen[str], request: dict[str, Any], progress: ProgressCallback
 ) -> dict[str, Any] | None:
-    """Send the request, pass on the progress, and return the answer; None if the process ends without one."""
+    """Send the request to the launch process, report its progress, and return its answer; None if the process ends
+    without an answer."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended; its output says why
+    # if the process has ended, its output contains the reason
+    with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(json.dumps(request) + "\n")
     for line in process.stdout:
         try:
             answer = json.loads(line)
         except ValueError:
-            continue  # Ray may print to standard output
+            continue  # not an answer: Ray may print to standard output
         if not isinstance(answer, dict):
             continue
         if "progress" in answer:

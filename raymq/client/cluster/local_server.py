@@ -1,13 +1,11 @@
-"""The work of `raymq up`, `down`, `status`, `drain` and `balance`: servers that outlive the command, on any Ray
-cluster.
+"""Implements `raymq up`, `down`, `status`, `drain` and `balance`: servers that outlive the command, on any Ray cluster.
 
-Where no Ray runs on this machine, `up` starts one with `ray start --head`, as a process of its own that lives until
-`down` (raymq.client.cluster.attach). A Ray that somebody else started is used and left running.
+If no Ray runs on this machine, `up` starts one with `ray start --head`, as a separate process that runs until `down`
+(raymq.client.cluster.attach). A Ray that was not started by `up` is used and left running.
 
-Waits until a Ray cluster has the nodes that its stores are on.
-
-Where nodes join one after another, as with `ray up`, placing the stores too early would miss those on the nodes that
-are still to come, and start empty ones in their place.
+`up` can first wait until the Ray cluster has all nodes on which its stores are. If nodes join one after another, as
+with `ray up`, the stores must not be placed too early. Stores on nodes that join later would be missed, and empty
+stores would start in their place.
 """
 
 from __future__ import annotations
@@ -43,16 +41,17 @@ from raymq.common.protocol.status import ClusterStatus
 from raymq.remoting.access.credentials import CREDENTIAL_VARIABLES
 
 RAY_START_TIMEOUT_S: Final = 90.0
-"""Bounds the start of Ray on this machine."""
+"""Timeout in seconds for the start of Ray on this machine."""
 UMASK: Final = 0o077
-"""Files of servers, messages and the token among them, are for their user only."""
+"""Umask of server processes: their files, such as messages and the token, are readable for their user only."""
 WAIT_NODES_TIMEOUT_S: Final = 1800.0
-"""Bounds the wait for nodes to join: on the first `ray up`, each installs everything before it joins."""
+"""Timeout in seconds for nodes to join. On the first `ray up`, each node installs all software before it joins."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartResult:
-    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was changed."""
+    """The result of `up`: the names of all actors, and sentences about what was found on disk and what was
+    changed."""
 
     actors: list[str]
     notes: list[str]
@@ -69,12 +68,13 @@ def up(
     wait_timeout_s: float = WAIT_NODES_TIMEOUT_S,
     leave_out: Sequence[str] = (),
 ) -> StartResult:
-    """Start raymq with all stores in the data directories, except those in `leave_out`. A repeated call changes
+    """Start raymq with all stores in the data directories, except the stores in `leave_out`. A repeated call changes
     nothing, and reports that.
 
-    With `wait_nodes`, first wait until the Ray cluster has this number of nodes (with `placement.node_label`: of nodes
-    that may hold stores). No Ray is started here then, because it would have one node only. Raises ConfigError before
-    anything is started. If the servers do not start, a Ray that was started here is stopped again.
+    With `wait_nodes`, first wait until the Ray cluster has this number of nodes; with `placement.node_label`, only
+    nodes with that label count, because only they may hold stores. With `wait_nodes`, this call starts no Ray, because
+    that Ray would have one node only. Raises ConfigError before anything is started. If the servers do not start, a Ray
+    that this call started is stopped again.
     """
     settings = load_settings(config, data_dir=data_dir, broker_groups=broker_groups, leave_out=tuple(leave_out) or None)
     head = None
@@ -97,7 +97,7 @@ def up(
 
 
 def down(address: str | None, progress: ProgressCallback) -> list[str]:
-    """Stop raymq's actors, then the Ray that `up` started, if it did; returns the actors' names."""
+    """Stop raymq's actors, and the Ray that `up` started, if any. Returns the actors' names."""
     head = read_head() if address is None else None
     attach_ray(address)
     try:
@@ -111,7 +111,7 @@ def down(address: str | None, progress: ProgressCallback) -> list[str]:
 
 
 def status(address: str | None) -> ClusterStatus:
-    """Return the state of all servers. ClusterNotFoundError if no Ray runs, or no raymq on it."""
+    """Return the state of all servers. Raises ClusterNotFoundError if no Ray runs, or if no raymq runs on it."""
     attach_ray(address)
     try:
         found = ClusterStatus.of(launch("status", ray.get_runtime_context().gcs_address))
@@ -123,17 +123,17 @@ def status(address: str | None) -> ClusterStatus:
 
 
 def drain(node: str, undo: bool, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
-    """Empty a node of replicas, or with `undo` allow them there again (placement.operations)."""
+    """Move all replicas away from a node; with `undo`, allow replicas on the node again (placement.operations)."""
     return _operate("drain", address, progress, node=node, undo=undo)
 
 
 def balance(address: str | None, progress: ProgressCallback) -> dict[str, Any]:
-    """Have the first replica by priority lead each broker group (placement.operations)."""
+    """Make the first replica by priority the master of each broker group (placement.operations)."""
     return _operate("balance", address, progress)
 
 
 def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
-    """Close the stores on this node, before it is taken away (placement.operations); returns their names."""
+    """Close the stores on this node before the node is removed (placement.operations). Returns their names."""
     attach_ray(address)
     try:
         closed: list[str] = launch("close", ray.get_runtime_context().gcs_address, progress=progress)
@@ -143,13 +143,17 @@ def close_stores(address: str | None, progress: ProgressCallback) -> list[str]:
 
 
 def install_board(output: str | None, address: str | None) -> dict[str, Any]:
-    """Have the Grafana board written on the head node (placement.operations); the folder must be there, not here."""
+    """Write the Grafana board on the head node (placement.operations). The folder `output` must exist on the
+    head node."""
     return _operate("board", address, lambda step: None, output=output)
 
 
 def start_console(config: Path | None, address: str | None, progress: ProgressCallback) -> dict[str, Any]:
-    """Start the web console, unless it runs with these settings; returns its `url`, `host`, `port`, `pid`, and
-    `loopback`, True if only the head node reaches it. ConfigError; ClusterNotFoundError without a raymq."""
+    """Start the web console, unless it already runs with these settings.
+
+    Returns its `url`, `host`, `port`, `pid`, and `loopback`, which is True if only the head node can reach the console.
+    Raises ConfigError if the settings are invalid, and ClusterNotFoundError if no raymq runs.
+    """
     settings = load_settings(config)
     progress("starting the console")
     attach_ray(address)
@@ -161,7 +165,7 @@ def start_console(config: Path | None, address: str | None, progress: ProgressCa
 
 
 def stop_console(address: str | None) -> bool:
-    """End the web console; False if none runs."""
+    """Stop the web console. Returns False if no console runs."""
     attach_ray(address)
     try:
         return bool(launch("stop_console", ray.get_runtime_context().gcs_address))
@@ -170,7 +174,7 @@ def stop_console(address: str | None) -> bool:
 
 
 def _operate(action: str, address: str | None, progress: ProgressCallback, **arguments: Any) -> dict[str, Any]:
-    """Have the launch process carry out an action of placement.operations; returns its result."""
+    """Run an action of placement.operations in the launch process, and return its result."""
     attach_ray(address)
     try:
         result: dict[str, Any] = launch(action, ray.get_runtime_context().gcs_address, progress=progress, **arguments)
@@ -188,10 +192,12 @@ def _start_ray() -> RayHead:
     directory = run_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {**os.environ, **java_environment(), "RAY_worker_maximum_startup_concurrency": str(STARTING_MAX)}
-    for name in CREDENTIAL_VARIABLES:  # every worker inherits them, whoever's work it does
+    # remove credentials: every Ray worker inherits this environment, for any user's job
+    for name in CREDENTIAL_VARIABLES:
         environment.pop(name, None)
     if "RAY_AUTH_MODE" not in os.environ:
-        # Ray's default for a local cluster; `ray start` would leave authentication off if no token exists.
+        # Generate a token, which is Ray's default for a local cluster. Without a token, `ray start` would leave
+        # authentication off.
         subprocess.run(
             _ray_command("get-auth-token", "--generate"),
             env=environment,
@@ -212,7 +218,7 @@ def _start_ray() -> RayHead:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd="/",  # the workers' import path begins with it
+            cwd="/",  # the workers' import path begins with this directory, so it must contain no user's packages
             env=environment,
             start_new_session=True,
             umask=UMASK,
@@ -229,14 +235,14 @@ def _start_ray() -> RayHead:
 
 
 def _make_private(token: Path) -> None:
-    """Take the token file's permissions from other users: its readers can run code in the cluster. An older file may be
-    readable for everybody."""
+    """Remove other users' permissions from the token file, because anyone who reads it can run code in the cluster. A
+    file that existed before may be readable for all users."""
     if token.exists() and token.stat().st_mode & 0o077:
         token.chmod(0o600)
 
 
 def _await_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until the Ray that `process` starts can be reached; returns its address."""
+    """Wait until the Ray that `process` starts is reachable. Returns its address."""
     deadline_s = time.monotonic() + RAY_START_TIMEOUT_S
     while True:
         address = latest_started()
@@ -254,12 +260,12 @@ def _tail(log: Path) -> str:
 
 
 POLL_INTERVAL_S: Final = 0.5
-"""Time between two looks at Ray's list of nodes."""
+"""Time in seconds between two reads of Ray's list of nodes."""
 
 
 def alive_nodes(label: str | None = None) -> list[str]:
-    """Return the addresses of the living nodes of the Ray cluster that this process is connected to. With `label`, only
-    of nodes with this label, because other nodes hold no stores."""
+    """Return the addresses of the alive nodes of the Ray cluster to which this process is connected. With `label`,
+    returns only nodes with this label, because other nodes hold no stores."""
     return sorted(
         node["NodeManagerAddress"]
         for node in ray.nodes()
@@ -270,9 +276,9 @@ def alive_nodes(label: str | None = None) -> list[str]:
 def await_nodes(
     count: int, timeout_s: float, progress: ProgressCallback, alive: Callable[[], list[str]] = alive_nodes
 ) -> None:
-    """Return when at least `count` nodes are `alive`: all, the head included, if it is not given.
+    """Wait until `alive` returns at least `count` nodes. By default all alive nodes count, including the head.
 
-    ServiceNotAvailableError, which names the nodes that are there, when they are fewer after `timeout_s`.
+    Raises ServiceNotAvailableError, which names the nodes that joined, if there are fewer after `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     while len(nodes := alive()) < count:

@@ -1,9 +1,9 @@
-"""The import path of server processes, on which raymq's own `storage`, `actors` and `placement` come first.
+"""Sets the import path of server processes, so that raymq's own `storage`, `actors` and `placement` come first.
 
-Users and other distributions have packages with these names. So the wheel has the three in `raymq/_floors/`, which is
-on no user process's import path; a checkout has them beside `raymq/`. A process that runs them calls `put_floors_first`
-before it imports one, whatever is on PYTHONPATH, in site-packages or in the current directory. A user's process never
-does: its `import storage` finds the user's package.
+Users and other distributions have packages with these names. So the wheel has the three packages in `raymq/_floors/`,
+which is on no user process's import path; a checkout has them beside `raymq/`. A server process calls
+`put_floors_first` before it imports one of the packages. The call works whatever is on PYTHONPATH, in site-packages or
+in the current directory. A user's process never calls it: its `import storage` finds the user's package.
 
     python -P -m raymq.client.cluster.server_path MODULE    # runs MODULE.main(), with the floors first
 """
@@ -16,21 +16,22 @@ from pathlib import Path
 
 
 def floors() -> Path:
-    """The folder with this raymq's `storage`, `actors` and `placement`."""
+    """Return the folder that contains this raymq's packages `storage`, `actors` and `placement`."""
     package = Path(__file__).resolve().parents[2]
     in_wheel = package / "_floors"
     return in_wheel if in_wheel.is_dir() else package.parent
 
 
 def put_floors_first() -> None:
-    """Make `import storage`, `actors` and `placement` find raymq's in this process from now on; may be repeated."""
+    """Make `import storage`, `actors` and `placement` find raymq's packages in this process from now on.
+    Idempotent."""
     folder = str(floors())
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
 
 
 def main() -> None:
-    """Run the module of the floors that is named on the command line."""
+    """Run the `main` function of the server module that is named on the command line."""
     put_floors_first()
     import_module(sys.argv[1]).main()
 

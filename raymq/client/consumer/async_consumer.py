@@ -1,4 +1,5 @@
-"""AsyncConsumer is the base of the consumers for asyncio: each has a blocking twin, whose calls it makes in threads.
+"""AsyncConsumer is the base of the asyncio consumers. Each asyncio consumer has a blocking variant (`twin`), and calls
+its methods in threads.
 
 class AsyncPullConsumer(AsyncConsumer[PullConsumer], …):
     commit = awaited(PullConsumer.commit)       # the arguments, result, errors and docstring of the twin's method
@@ -20,14 +21,14 @@ from raymq.common.parallel import aside
 
 
 class ConsumerEngine(Protocol):
-    """The part of a consumer that both twins share."""
+    """The part of a consumer that the blocking and the asyncio variant share."""
 
     @property
     def closed(self) -> bool:
         """True after `close`."""
 
     def check_open(self) -> None:
-        """ClientStateError after `close`."""
+        """Raises ClientStateError after `close`."""
 
 
 Twin = TypeVar("Twin")
@@ -36,16 +37,17 @@ T = TypeVar("T")
 
 
 class AsyncConsumer(OfProcess, Generic[Twin]):
-    """A consumer for asyncio, with a pool of threads for the blocking calls of its twin.
+    """Base of the asyncio consumers: makes the calls of the blocking variant (`twin`) in a pool of threads.
 
     Raises ClientStateError unless an event loop runs in this thread.
     """
 
     _MADE_BY = ""
-    """The method of Client that makes a consumer of this class."""
+    """Name of the method of Client that creates a consumer of this class."""
 
     def __init__(self, twin: Twin, engine: ConsumerEngine, *, threads: int, name: str) -> None:
-        """`threads`: the most calls at a time. `name`: the consumer group, which ends the names of the threads."""
+        """`threads`: maximum number of concurrent calls. `name`: the consumer group, used as suffix of the thread
+        names."""
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -60,7 +62,7 @@ class AsyncConsumer(OfProcess, Generic[Twin]):
         raise TypeError(f"a raymq consumer cannot be pickled: make one with client.{self._MADE_BY} where it is used")
 
     async def _call(self, call: Callable[[], T]) -> T:
-        """Await a blocking call in a thread. Cancelling the wait does not undo the call."""
+        """Run a blocking call in a thread and await its result. Cancelling the await does not undo the call."""
         self._checks.check_open()
         answer: asyncio.Future[T]
         _, answer = aside(submit_call, self._calls, call, asyncio.get_running_loop())
@@ -70,12 +72,13 @@ class AsyncConsumer(OfProcess, Generic[Twin]):
 def awaited(
     method: Callable[Concatenate[Twin, P], T],
 ) -> Callable[Concatenate[AsyncConsumer[Twin], P], Coroutine[Any, Any, T]]:
-    """Make the method of an AsyncConsumer that awaits a method of its twin. ClientStateError after `close`."""
+    """Create an AsyncConsumer method that awaits the given method of the blocking variant. The created method raises
+    ClientStateError after `close`."""
 
     async def call(self: AsyncConsumer[Twin], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await self._call(partial(method, self._twin, *arguments, **keywords))
 
-    # The mark `is_aside` is not copied, and no `__wrapped__` is left: whoever inspects the method sees a coroutine.
+    # Do not copy the mark `is_aside`, and remove `__wrapped__`, so that code that inspects the method sees a coroutine.
     update_wrapper(call, method, updated=())
     del call.__wrapped__  # type: ignore[attr-defined]
     call.__signature__ = signature(method)  # type: ignore[attr-defined]
@@ -85,10 +88,10 @@ def awaited(
 def submit_call(
     pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop
 ) -> tuple[Future[T], asyncio.Future[T]]:
-    """Start a call in a thread of a pool, and return its future and the loop's.
+    """Start a call in a thread of a pool. Returns the concurrent future and the event loop's future.
 
-    Run this function aside: a signal handler that interrupted it could lose a thread that starts, or keep the end of
-    the call from the loop.
+    Run this function aside (in a helper thread): a signal handler that interrupted it could lose a thread that starts,
+    or keep the loop from seeing that the call has finished.
     """
     made = pool.submit(call)
     return made, asyncio.wrap_future(made, loop=loop)

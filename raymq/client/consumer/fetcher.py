@@ -1,21 +1,21 @@
 """Fetcher reads a consumer instance's queues by long polls, in a few threads per storage actor.
 
 Pull and push consumers use it, in the user's process and in Pull actors. The owner's functions choose the queues and
-offsets to read, and take the results. So the owner has all state about queues; the Fetcher has threads, and pauses
+offsets to read, and take the results. So the owner has all state about queues; the Fetcher has only threads, and pauses
 after failures.
 
-One thread per storage actor fetches from all its wanted queues in one call. A queue may become wanted while that thread
-waits in its long poll: it was granted, its buffer has capacity again, or its offset was moved. A further thread fetches
-from this queue at once.
+One thread per storage actor fetches from all wanted queues of the actor in one call. A queue may become wanted while
+that thread waits in its long poll: the queue was granted, its buffer has capacity again, or its offset was moved. A
+further thread fetches from this queue at once.
 
-A separate thread finds the storage actor of each queue, and tries until a NameServer answers. So NameServers that are
-away or hang delay no other thread, and reading resumes without an event when they are back.
+A separate thread finds the storage actor of each queue, and retries until a NameServer answers. So NameServers that are
+down or hang delay no other thread, and reading resumes as soon as they are back.
 
 Separate threads read the queues that have a predicate (raymq.client.predicates.source).
 
 A queue is read from its broker group's master, or from another replica that serves reads
-(raymq.client.consumer.pull_from_which_node). If the master cannot read a queue's next message, the owner is called, and
-the other queues continue.
+(raymq.client.consumer.pull_from_which_node). If the master cannot read a queue's next message, the Fetcher calls the
+owner's `lost`, and continues with the other queues.
 """
 
 from __future__ import annotations
@@ -38,67 +38,72 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients
 
 FETCH_LONG_POLL_S: Final = 1.0
-"""Short compared with RocketMQ's 15 s: it also bounds how long a newly granted queue waits for its first read."""
+"""Time in s that a fetch waits in a storage actor for new messages. It is short compared with RocketMQ's 15 s, because
+a newly granted queue may wait this long for its first read."""
 GONE_PAUSE_S: Final = 0.1
-"""The pause after a fetch from an offset that is gone, which is answered at once, also while the owner cannot jump."""
+"""Pause in s after a fetch from an offset that the queue no longer has. Such a fetch is answered at once, even while
+the owner cannot jump to another offset, so without the pause fetches would repeat in a busy loop."""
 LOSS_PAUSE_S: Final = 1.0
-"""How long a queue whose next message is lost is left out: each fetch from it costs the other queues a call."""
+"""Time in s for which a queue with a lost next message is not fetched, because each fetch from the queue costs the
+other queues an extra call."""
 READERS_MAX: Final = 3
-"""The most threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits for the end of
-one."""
+"""Maximum number of threads per storage actor. If all of them wait in a long poll, a newly wanted queue waits until one
+long poll ends."""
 FURTHER_AFTER_S: Final = 0.005
-"""How long a further thread leaves a queue to the first one, which fetches from several queues in one call and is back
-in less time than this unless it waits in its long poll."""
+"""Time in s for which a further thread leaves a queue to the first thread. The first thread fetches from several queues
+in one call, which returns in less time than this unless it waits in its long poll."""
 FETCH_CALL_TIMEOUT_S: Final = 10.0
 OTHERS_TIMEOUT_S: Final = 3.0
-"""The timeout in place of FETCH_CALL_TIMEOUT_S if another replica could be read instead."""
+"""Timeout in s of a fetch, in place of FETCH_CALL_TIMEOUT_S, if another replica could be read instead."""
 WAKE_INTERVAL_S: Final = 0.02
-"""How long a queue whose storage actor is found may wait for its first read while other queues are looked for. Waking
-the readers looks at every assigned queue, so it is not done for each one."""
+"""Time in s for which a queue whose storage actor is found may wait for its first read while the finder looks for the
+storage actors of other queues. Each wake-up of the readers checks every assigned queue, so queues share wake-ups."""
 CONSUMER_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
 
 FetchPosition = tuple[MessageQueue, int]
-"""A queue and the offset to fetch from it next."""
+"""A queue, and the offset of the next fetch from the queue."""
 Lost = Callable[[MessageQueue, int, DataLossError | PredicateFailedError], None]
 _Source = tuple[str, GroupPredicate | None]
-"""A storage actor, and the predicate through which it is read."""
+"""A storage actor, and the predicate that filters the reads from it (or None)."""
 
 
 class _Readers:
-    """The threads that read from one storage actor, through one predicate or none, and the positions they are fetching
+    """Reader threads of one storage actor that share a predicate (or use none), with the positions they are fetching
     from."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Guards everything below."""
+        """Guards all attributes of this object."""
         self.first = threading.Condition(self.lock)
-        """The first thread waits for it while nothing is wanted."""
+        """Condition on which the first thread waits while no queue is wanted."""
         self.further = threading.Condition(self.lock)
-        """The further threads wait for it."""
+        """Condition on which the further threads wait."""
         self.fetching: set[FetchPosition] = set()
-        """The positions in calls that are not answered."""
+        """Positions of the calls in flight."""
         self.threads = 0
-        """The number of threads."""
+        """Number of reader threads."""
         self.first_idle = False
         """True while the first thread waits."""
         self.further_idle = 0
-        """How many of the further threads wait."""
+        """Number of further threads that wait."""
         self.version = 0
-        """Counts the wake-ups: a thread that found nothing to fetch waits only if none came since it looked."""
+        """Number of wake-ups. A thread that found nothing to fetch waits only if this number has not changed since it
+        checked."""
 
 
 class Fetcher:
-    """Reads from every storage actor that has wanted queues. The functions are called from several threads.
+    """Reads from every storage actor that has wanted queues. Several threads call the functions below.
 
-    `wanted()` gives the next offset by queue, for the queues that may be fetched from now; `assigned()` all queues;
-    `request(queue, offset)` makes one read; `storages(queue)` names the storage actors that may be read from, the
-    master first; `storage(name)` connects to one. `deliver(queue, from_offset, result)` takes one result;
-    `outdated(queue)` is called when the queue could not be read from the storage actor that its route names;
-    `lost(queue, from_offset, error)` when its next message is lost, or its predicate failed on it; `found(queue, name)`
-    when it is known which storage actor to read the queue from. `predicate(queue)` says through which one it is read.
+    `wanted()` returns the next offset of each queue that may be fetched from now; `assigned()` returns all queues;
+    `request(queue, offset)` creates one read; `storages(queue)` names the storage actors that may be read from, the
+    master first; `storage(name)` connects to a storage actor. `deliver(queue, from_offset, result)` takes one result.
+    `outdated(queue)` is called if the queue could not be read from the storage actor that its route names. `lost(queue,
+    from_offset, error)` is called if the queue's next message is lost, or its predicate failed on the message.
+    `found(queue, name)` is called when the storage actor to read the queue from is known. `predicate(queue)` returns
+    the predicate that filters the queue, or None.
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class Fetcher:
         self._in_place = in_place
         self._outdated, self._lost, self._found = outdated, lost, found
         self._left_out: dict[MessageQueue, tuple[int, float]] = {}
-        """By queue an offset that is lost, and the time until which it is not fetched."""
+        """For each queue with a lost message: the lost offset, and the time until which the offset is not
+        fetched."""
         self._predicate = predicate
         self._wanted = wanted
         self._assigned = assigned
@@ -133,18 +139,20 @@ class Fetcher:
         self._names: dict[MessageQueue, str] = {}
         """The storage actor that each queue is read from, if known."""
         self._forgotten: set[MessageQueue] = set()
-        """Queues whose storage actor must be found again: a search under way for them is outdated."""
+        """Queues whose storage actor must be found again: the result of a search that is already running is
+        outdated."""
         self._alone: dict[str, bool] = {}
-        """By storage actor, True if no other replica could be read instead."""
+        """For each storage actor, True if no other replica could be read instead."""
         self._readers: dict[_Source, _Readers] = {}
-        """The reading threads by what they read from."""
+        """The reader threads of each source."""
         self._stopped = threading.Event()
         self._finder: threading.Thread | None = None
-        """The thread that finds out which storage actors have the queues; None before it is needed."""
+        """The thread that finds the storage actors of the queues; None before first use."""
         self._find = threading.Event()
-        """Wakes the finder."""
+        """Event that wakes the finder thread."""
         self._not_found: frozenset[MessageQueue] = frozenset()
-        """The queues that the finder asks about again after a pause, without being woken."""
+        """The queues whose storage actor was not found; the finder retries them after a pause, without a
+        wake-up."""
 
     @classmethod
     def by_routes(
@@ -161,8 +169,8 @@ class Fetcher:
         predicate: Callable[[MessageQueue], GroupPredicate | None] = lambda queue: None,
         in_place: bool = False,
     ) -> Fetcher:
-        """A Fetcher that finds the storage actors in the routes of a cluster. `in_place`: `deliver` takes FoundInPlace,
-        too (raymq.remoting.storage_client)."""
+        """Create a Fetcher that finds the storage actors through the routes of a cluster. `in_place`: `deliver` also
+        takes FoundInPlace results (raymq.remoting.storage_client)."""
         return cls(
             wanted=wanted,
             assigned=assigned,
@@ -178,7 +186,7 @@ class Fetcher:
         )
 
     def wake_readers(self) -> None:
-        """Fetch from queues that may be wanted now and were not before."""
+        """Wake the reader threads, because queues may have become wanted."""
         if self._stopped.is_set():
             return
         by_source: dict[_Source, set[FetchPosition]] = {}
@@ -194,8 +202,9 @@ class Fetcher:
                     self._wake_reader(source, readers)
 
     def replaced(self, queue: MessageQueue, name: str, pull_from: str) -> bool:
-        """Note that `name` has answered for a queue, and that `pull_from`, if not empty, must be read instead. Returns
-        True if the storage actor will be found again, after which `found` is called."""
+        """Record that the storage actor `name` has answered for a queue. A non-empty `pull_from` names the storage
+        actor that must be read instead. Returns True if the storage actor will be found again; `found` is then called.
+        """
         if self._alone.get(name, True):
             return False
         with self._lock:
@@ -205,16 +214,16 @@ class Fetcher:
         return again
 
     def find_again(self, queue: MessageQueue) -> None:
-        """Find the storage actor of a queue again, after which `found` is called."""
+        """Start a new search for the storage actor of a queue; `found` is called with the result."""
         self._forget([queue])
         self._call_finder()
 
     def unanswered(self, name: str, queues: Sequence[MessageQueue]) -> None:
-        """Find the storage actors of these queues again: `name` does not answer."""
+        """Start a new search for the storage actors of these queues, because `name` does not answer."""
         self._look_again(name, [(queue, 0) for queue in queues])
 
     def stop(self) -> None:
-        """End the threads; a long poll under way ends within its wait."""
+        """Stop the threads. A long poll in flight ends within its maximum wait."""
         self._stopped.set()
         self._find.set()
         with self._lock:
@@ -274,7 +283,7 @@ class Fetcher:
                 self._look_again(name, positions)
 
     def _look_again(self, name: str, positions: Sequence[FetchPosition]) -> None:
-        """Find the storage actors of queues again that could not be read from `name`."""
+        """Find the storage actors of queues again that could not be read from the storage actor `name`."""
         with self._lock:
             self._which.failed(name, time.monotonic())
         self._forget([queue for queue, _ in positions])
@@ -283,7 +292,7 @@ class Fetcher:
         self._call_finder()
 
     def _idle(self, readers: _Readers, is_first: bool) -> None:
-        """Wait until something is wanted. Called with the readers' lock held."""
+        """Wait until a queue is wanted. The caller holds the readers' lock."""
         if self._stopped.is_set():
             return
         if is_first:
@@ -304,8 +313,8 @@ class Fetcher:
         return wanted
 
     def _take_positions(self, source: _Source, readers: _Readers) -> list[FetchPosition]:
-        """Take the positions that are wanted from this source and that no thread is fetching from. They count as being
-        fetched on return."""
+        """Take the positions that are wanted from this source and that no thread is fetching from. On return the
+        positions are marked as being fetched."""
         wanted = [(queue, offset) for queue, offset in self._due().items() if self._source_of(queue) == source]
         with readers.lock:
             positions = [position for position in wanted if position not in readers.fetching]
@@ -313,7 +322,7 @@ class Fetcher:
         return positions
 
     def _read(self, name: str, storage: StorageClient | PredicateStorage, positions: Sequence[FetchPosition]) -> float:
-        """Fetch from the positions, deliver the results, and return how long to pause then, in s."""
+        """Fetch from the positions, deliver the results, and return the pause in s before the next fetch."""
         requests = [self._request(queue, offset) for queue, offset in positions]
         timeout_s = FETCH_CALL_TIMEOUT_S if self._alone.get(name, True) else OTHERS_TIMEOUT_S
         try:
@@ -338,8 +347,8 @@ class Fetcher:
         positions: Sequence[FetchPosition],
         timeout_s: float,
     ) -> tuple[list[FetchPosition], list[FetchResult]]:
-        """Fetch from each queue alone, after one queue has failed the call for all. Returns the positions that were
-        answered, and their results."""
+        """Fetch from each queue in a separate call, after one queue made the common call fail. Returns the positions
+        that were answered, and their results."""
         answered, results = [], []
         for queue, offset in positions:
             try:
@@ -351,8 +360,8 @@ class Fetcher:
         return answered, results
 
     def _lose(self, name: str, queue: MessageQueue, offset: int, error: DataLossError) -> None:
-        """Report the next message of a queue as lost, if `name` is its master; else read the queue from there, because
-        the master may have the message."""
+        """Report the next message of a queue as lost if `name` is the queue's master. Otherwise read the queue from the
+        master, which may have the message."""
         logger.error("%s: offset %d cannot be read from %s: %s", queue, offset, name, error)
         if self._storages(queue)[0] == name:
             self._leave_out(queue, offset, error)
@@ -360,12 +369,13 @@ class Fetcher:
             self._look_again(name, [(queue, offset)])
 
     def _leave_out(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Report why a queue does not get on, and try it again after LOSS_PAUSE_S."""
+        """Report why a queue cannot be read on, and retry the queue after LOSS_PAUSE_S."""
         self._left_out[queue] = (offset, time.monotonic() + LOSS_PAUSE_S)
         self._lost(queue, offset, error)
 
     def _choose_again(self, queues: Sequence[MessageQueue], name: str, results: Sequence[FetchResult]) -> None:
-        """Follow the answers of `name` that send a queue to another replica."""
+        """Find the storage actors of those queues again for which an answer of `name` names another replica to
+        read."""
         if self._alone.get(name, True):
             return
         now_s, again = time.monotonic(), []
@@ -377,23 +387,24 @@ class Fetcher:
             self._forget(again)
             self._call_finder()
 
-    # Where to read
+    # Methods that find the storage actor to read a queue from
 
     def _forget(self, queues: Sequence[MessageQueue]) -> None:
-        """Have the storage actors of queues found again, even if the finder is just about to store them."""
+        """Forget the storage actors of queues, so that the finder searches again. A search result that the finder is
+        about to store is dropped, too."""
         with self._lock:
             self._forgotten.update(queues)
             for queue in queues:
                 self._names.pop(queue, None)
 
     def _source_of(self, queue: MessageQueue) -> _Source | None:
-        """The source to read a queue from; None while its storage actor is not known."""
+        """Return the source to read a queue from; None while the queue's storage actor is unknown."""
         name = self._name_of(queue)
         return None if name is None else (name, self._predicate(queue))
 
     def _name_of(self, queue: MessageQueue) -> str | None:
-        """The storage actor to read a queue from; None while that is not known: then the finder looks for it, and wakes
-        the readers."""
+        """Return the storage actor to read a queue from. Returns None if the storage actor is unknown; the finder then
+        searches for it, and wakes the readers."""
         name = self._names.get(queue)
         if name is None and queue not in self._not_found:
             self._call_finder()
@@ -421,7 +432,7 @@ class Fetcher:
                 backoff.reset()
 
     def _find_all(self) -> None:
-        """Find the storage actors of the queues without a known one, topic by topic."""
+        """Find the storage actor of each queue that has no known storage actor, topic by topic."""
         topics: dict[str, list[MessageQueue]] = {}
         for queue in sorted(self._assigned()):
             if queue not in self._names:
@@ -441,11 +452,13 @@ class Fetcher:
 
     def _find_topic(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
         """Find the storage actors of queues of one topic. Returns the queues whose storage actor no NameServer
-        knows."""
+        returned."""
         missed: set[MessageQueue] = set()
         silent: set[str] = set()
         for queue in queues:
-            if queue.broker_name in silent:  # the next queue would only wait for the same answer
+            # no storage actor was found for this broker group: a search for its next queue would only wait for the same
+            # failure
+            if queue.broker_name in silent:
                 missed.add(queue)
                 continue
             with self._lock:

@@ -17,18 +17,19 @@ from raymq.remoting.broker_client import BrokerClient, broker_client
 
 OFFSETS_TIMEOUT_S: Final = 20.0
 STARTS_PER_CALL: Final = 1000
-"""The most queues whose start offsets one call asks for. A call for one topic asks for all its queues."""
+"""Maximum number of queues whose start offsets one call requests. A call for a single topic requests all queues of the
+topic."""
 
 
 class GroupOffsets:
-    """The offsets of one group. Thread-safe. Calls are safe to repeat, and outlast restarts of brokers within their
-    timeout; RequestTimeoutError or ServiceNotAvailableError after it."""
+    """Reads and commits the offsets of one group. Thread-safe. Calls may be repeated. Within its timeout, a call
+    survives restarts of brokers; after the timeout it raises RequestTimeoutError or ServiceNotAvailableError."""
 
     def __init__(self, group: str) -> None:
         self.group = group
 
     def ensure_group(self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S) -> None:
-        """Make the group known to a broker group."""
+        """Register the group at a broker group, unless it is registered there."""
         broker = self._broker(broker_name)
         persist_until(
             time.monotonic() + timeout_s, lambda left_s: broker.call("ensure_group", self.group, timeout_s=left_s)
@@ -37,7 +38,8 @@ class GroupOffsets:
     def check_broadcast(
         self, broker_name: str, timeout_s: float = OFFSETS_TIMEOUT_S, topics: Sequence[str] = ()
     ) -> None:
-        """Check that the group may consume in BROADCASTING, and read `topics`; NoPermissionError if not."""
+        """Check that the group may consume in BROADCASTING mode, and may read `topics`. Raises NoPermissionError if
+        not."""
         broker = self._broker(broker_name)
         persist_until(
             time.monotonic() + timeout_s,
@@ -47,11 +49,11 @@ class GroupOffsets:
     def start_offset(
         self, queue: MessageQueue, query: StartOffsetQuery, generation: int, timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> QueueOffset:
-        """Return the group's committed offset of a queue. If it has none, commit the offset that `query` chooses, and
-        return it.
+        """Return the group's committed offset of a queue. If the queue has no committed offset, commit the offset that
+        `query` chooses, and return that offset.
 
-        Commits with an older `generation` are fenced from then on. Generation 0, for a consumer that is no member of
-        the group, fences nothing. Raises GroupNotExistError, TopicNotExistError.
+        The call fences commits with an older `generation`. Generation 0, for a consumer that is no member of the group,
+        fences nothing. Raises GroupNotExistError, TopicNotExistError.
         """
         broker = self._broker(queue.broker_name)
         offset: QueueOffset = persist_until(
@@ -66,11 +68,10 @@ class GroupOffsets:
         query: StartOffsetQuery,
         timeout_s: float = OFFSETS_TIMEOUT_S,
     ) -> dict[MessageQueue, QueueOffset]:
-        """Return the start offsets of many queues, as `start_offset` does, each with the generation of its owner. The
-        brokers are called one after another. Leaves out queues whose topic does not exist or may not be read:
-        `start_offset` raises the reason. Raises GroupNotExistError; if a broker is away, raises its error for all
-        queues.
-        """
+        """Return the start offsets of many queues, as `start_offset` does. `generations`: the generation that granted
+        each queue. The brokers are called one after another. The result omits queues whose topic does not exist or may
+        not be read; `start_offset` raises the reason. Raises GroupNotExistError. If a broker is unreachable, its error
+        is raised for all queues."""
         tables: dict[str, dict[str, dict[int, int]]] = {}
         for queue, generation in generations.items():
             tables.setdefault(queue.broker_name, {}).setdefault(queue.topic, {})[queue.queue_id] = generation
@@ -91,7 +92,7 @@ class GroupOffsets:
         return self._broker(broker_name).call("start_offsets", self.group, table, query, timeout_s=left_s)
 
     def committed_offset(self, queue: MessageQueue, timeout_s: float = OFFSETS_TIMEOUT_S) -> int | None:
-        """Return the committed offset of a queue; None if it has none."""
+        """Return the group's committed offset of a queue; None if the group has committed no offset."""
         broker = self._broker(queue.broker_name)
         table: dict[int, int] = persist_until(
             time.monotonic() + timeout_s,
@@ -102,8 +103,8 @@ class GroupOffsets:
     def committed_offsets(
         self, queues: Sequence[MessageQueue], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> dict[MessageQueue, int]:
-        """Return the committed offsets of queues, by one call for each topic and broker. Leaves out queues without a
-        committed offset."""
+        """Return the committed offsets of queues, with one call for each topic and broker. The result omits queues
+        without a committed offset."""
         deadline_s = time.monotonic() + timeout_s
         found: dict[MessageQueue, int] = {}
         for broker_name, topic in sorted({(queue.broker_name, queue.topic) for queue in queues}):
@@ -120,7 +121,8 @@ class GroupOffsets:
     def commit_offsets(
         self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float = OFFSETS_TIMEOUT_S
     ) -> CommitAnswer:
-        """Commit the next offset to consume, per queue. Durable on return, except for the queues that the answer names.
+        """Commit the offset of the next message to consume, for each queue. The commits are durable on return, except
+        for queues that the answer lists as fenced, gone or reset.
 
         The brokers are called at the same time. If one fails, its error is raised, and the commits at the other brokers
         are durable. Repeating the call is safe.
@@ -158,7 +160,8 @@ class GroupOffsets:
 
 
 def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapping[int, int]]]:
-    """Cut a table into parts of whole topics, each with about STARTS_PER_CALL queues."""
+    """Split a table of queues by topic into smaller tables, each with whole topics and about STARTS_PER_CALL
+    queues."""
     part: dict[str, Mapping[int, int]] = {}
     for topic, by_queue in table.items():
         part[topic] = by_queue
@@ -170,7 +173,7 @@ def _in_parts(table: Mapping[str, Mapping[int, int]]) -> Iterator[dict[str, Mapp
 
 
 def _merged(answers: list[CommitAnswer | RaymqError]) -> CommitAnswer:
-    """Merge the brokers' answers into one; the first failure is raised."""
+    """Merge the brokers' answers into one answer. Raises the first error among them."""
     reset: dict[MessageQueue, QueueOffset] = {}
     fenced: frozenset[MessageQueue] = frozenset()
     gone: frozenset[MessageQueue] = frozenset()

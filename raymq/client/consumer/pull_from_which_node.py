@@ -1,10 +1,10 @@
-"""PullFromWhichNode chooses the replica a consumer reads each of its queues from, as RocketMQ's pullFromWhichNode does.
+"""PullFromWhichNode chooses the replica from which a consumer reads each queue, as RocketMQ's pullFromWhichNode does.
 
-It is the master, unless an answer named another replica, or the replica last read from failed. For AVOID_S after a
-failure a replica is not chosen while another one is left. After STAY_S away from the master it is tried again: a slave
-that has lost the master cannot know that others have not.
+The choice is the master, unless an answer named another replica, or the last replica failed. For AVOID_S after a
+failure a replica is not chosen if another replica remains. After STAY_S on another replica the consumer tries the
+master again, because a slave that has lost its master cannot detect that other clients still reach the master.
 
-No threads, no clock, no calls; times are in s. Nothing here survives the process.
+This module uses no threads, no clock and no calls; times are in s. The state ends with the process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ STAY_S: Final = 30.0
 
 
 class PullFromWhichNode:
-    """The choices of one consumer instance, by the names of storage actors."""
+    """The replicas that one consumer instance reads from, by the names of storage actors."""
 
     def __init__(self) -> None:
         self._preferred: dict[MessageQueue, tuple[str, float]] = {}
         self._avoided_until_s: dict[str, float] = {}
 
     def choose(self, queue: MessageQueue, storages: Sequence[str], now_s: float) -> str:
-        """Choose one of `storages` to read a queue from. They are at least one, the master first."""
+        """Choose one of `storages` to read a queue from. `storages` has at least one name; the master is first."""
         name, until_s = self._preferred.get(queue, ("", 0.0))
         order = [name, *storages] if name in storages and now_s < until_s else list(storages)
         left = [name for name in order if self._avoided_until_s.get(name, 0.0) <= now_s]
         return left[0] if left else min(order, key=lambda name: self._avoided_until_s[name])
 
     def answered(self, queue: MessageQueue, name: str, pull_from: str, now_s: float) -> bool:
-        """Note that `name` has answered for a queue. `pull_from` names the replica to read from next; empty for `name`
-        itself. Returns True if the queue's replica must be chosen again."""
+        """Record that `name` has answered for a queue. `pull_from` names the replica to read from next; empty for
+        `name` itself. Returns True if the queue's replica must be chosen again."""
         self._avoided_until_s.pop(name, None)
         known, until_s = self._preferred.get(queue, ("", 0.0))
         if known != (pull_from or name):
@@ -46,7 +46,7 @@ class PullFromWhichNode:
         return bool(pull_from)
 
     def failed(self, name: str, now_s: float) -> None:
-        """Note that a call to a storage actor had no answer, or was refused."""
+        """Record that a call to a storage actor was refused or got no answer."""
         self._avoided_until_s[name] = now_s + AVOID_S
 
     def _prefer(self, queue: MessageQueue, name: str, now_s: float) -> None:

@@ -1,6 +1,6 @@
-"""Reads once from one queue, for `Broker.pull` and `Admin`: a fetch, decoded and filtered by tag text.
+"""One-time reads from a queue, for `Broker.pull` and `Admin`: one fetch, decoded and filtered by tag text.
 
-A damaged record becomes a damaged message (`raymq.records.format.decode`); all other records are read.
+A damaged record becomes a damaged message (`raymq.records.format.decode`); all other records are decoded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def pull_messages(
     max_messages: int,
     wait_s: float,
 ) -> PullResult:
-    """Up to `max_messages` messages of `queue` from `offset`; waits up to `wait_s` for the first.
+    """Return up to `max_messages` messages of `queue` from `offset`. Waits up to `wait_s` for the first message.
 
-    InvalidArgumentError for a queue the topic does not have, a negative offset or numbers out of bounds;
-    OffsetOutOfRangeError for an offset the queue does not hold.
+    Raises InvalidArgumentError for a queue that the topic does not have, a negative offset or numbers out of bounds,
+    and OffsetOutOfRangeError for an offset that the queue does not hold.
     """
     if not 0 <= queue.queue_id < read_queue_nums:
         raise InvalidArgumentError(
@@ -57,13 +57,14 @@ def pull_messages(
 
 
 class FetchedRecord(NamedTuple):
-    """A message of a fetch, and the bytes of its record."""
+    """One message of a fetch, with the bytes of its record."""
 
     message: MessageExt
     record: memoryview
 
     def alone(self) -> MessageExt:
-        """The message, without the rest of the fetch in memory, nor its body decompressed."""
+        """Decode the message alone, so that it does not keep the whole fetch in memory. The body is not decompressed
+        yet."""
         return self.message if self.message.record_damaged else read_alone(bytes(self.record), self.message.queue)
 
 
@@ -71,7 +72,7 @@ _FIRST: Final = np.zeros(1, np.int64)
 
 
 def read_alone(record: bytes, queue: MessageQueue) -> MessageExt:
-    """The message of one record of `queue`, damaged or not. Its body is decompressed each time it is read. A queue id
+    """Decode the message of one record of `queue`, damaged or not. The body is decompressed at each access. A queue id
     of -1 stands for several queues."""
     [message] = read_messages(
         record, _FIRST, broker_name=queue.broker_name, places=RecordPlaces(queue), keeps_bodies=False
@@ -84,10 +85,10 @@ def read_fetched(
 ) -> list[FetchedRecord]:
     """Decode the messages of `records`, which were fetched from `queue` from offset `first_offset` on, in order.
 
-    A damaged record becomes a damaged message; adjacent damaged records may become one. The offset of a damaged message
-    follows from its neighbours, or from the offsets of the fetch if each offset has a record; `next_offset` is the
-    offset after the last record. A queue id of -1 stands for several queues. Bodies are decompressed each time they are
-    read.
+    A damaged record becomes a damaged message; adjacent damaged records may become one message. The offset of a damaged
+    message is derived from its neighbours, or from the offsets of the fetch if each offset has a record. `next_offset`
+    is the offset after the last record. A queue id of -1 stands for several queues. Bodies are decompressed at each
+    access.
     """
     if not records:
         return []
@@ -109,7 +110,8 @@ def read_fetched(
 
 
 def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
-    """The queue offset of a damaged record; `following`: the first that it may have, -1 if that is unknown."""
+    """Return the queue offset of the damaged record `row`. `following`: the lowest possible offset of the record; -1 if
+    unknown."""
     if following >= 0:
         return following
     behind = next((at for at in range(row + 1, len(messages)) if not messages[at].record_damaged), None)
@@ -117,7 +119,7 @@ def _offset_of(messages: Sequence[MessageExt], row: int, following: int) -> int:
 
 
 def _placed(message: MessageExt, queue: MessageQueue, queue_offset: int) -> MessageExt:
-    """A damaged message with this offset, unless it has one."""
+    """Return a damaged message with this queue offset, unless the message already has an offset."""
     error = message.body_error
     assert error is not None
     if message.queue_offset >= 0:
@@ -126,12 +128,13 @@ def _placed(message: MessageExt, queue: MessageQueue, queue_offset: int) -> Mess
 
 
 def is_wanted(message: MessageExt, subscription: Subscription) -> bool:
-    """True if a subscription wants the message. The tags of a damaged one are unknown: it counts as wanted."""
+    """True if a subscription wants the message. A damaged message is wanted, because its tags are unknown."""
     return subscription.matches(message.tags) or message.record_damaged
 
 
 def has_text(message: MessageExt, text: bytes) -> bool:
-    """True if the text is in the message's body, and for a body that cannot be read: who asks is to see it."""
+    """True if the message's body contains the text. Also True if the body cannot be read, so that a search shows the
+    message."""
     if not text:
         return True
     try:
@@ -141,8 +144,8 @@ def has_text(message: MessageExt, text: bytes) -> bool:
 
 
 def stored_times(messages: Sequence[MessageExt]) -> list[int]:
-    """Return the times at which messages of one store were stored, in ms since 1970, in order. A damaged message has
-    the time of the message before it, or else of the first intact message after it."""
+    """Return the store times of messages of one store, in ms since 1970, in order. A damaged message gets the time of
+    the message before it, or otherwise of the first intact message after it."""
     last = next((message.store_timestamp_ms for message in messages if not message.record_damaged), 0)
     times = []
     for message in messages:

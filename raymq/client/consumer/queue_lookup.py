@@ -1,4 +1,4 @@
-"""QueueLookup answers questions about any queue, held or not: the queues of a topic, their bounds, offsets by time.
+"""QueueLookup looks up data of any queue, held or not: the queues of a topic, their bounds, and offsets by time.
 
 QueueWatch calls a program's listener when a topic's queues change (RocketMQ's TopicMessageQueueChangeListener).
 """
@@ -24,14 +24,14 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 logger = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_S: Final = 10.0
-"""For one queue; long enough for a restart of its storage actor."""
+"""Timeout in s of a lookup for one queue; long enough for a restart of the queue's storage actor."""
 LOOKUP_ATTEMPT_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 
 
 class QueueLookup:
-    """Calls NameServers and storage actors. Thread-safe."""
+    """Lookups of queues, bounds and offsets, by calls to NameServers and storage actors. Thread-safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
         self._names = names
@@ -39,25 +39,26 @@ class QueueLookup:
         self._storages = storages
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return a topic's readable queues, as the NameServers know them now, sorted. Raises TopicNotExistError,
-        IllegalNameError; ServiceNotAvailableError or RequestTimeoutError if no NameServer answers within 10 s."""
+        """Return a topic's readable queues, sorted, from the current routes of the NameServers. Raises
+        TopicNotExistError, IllegalNameError. Raises ServiceNotAvailableError or RequestTimeoutError if no NameServer
+        answers within 10 s."""
         stored = self._names.wrap(check_topic(topic))
         self._routes.invalidate(stored)
         return self._names.shown_queues(self._routes.wait(stored, LOOKUP_TIMEOUT_S).subscribe_queues)
 
     def check(self, queue: MessageQueue) -> MessageQueue:
-        """Return the queue, as it is stored, if its topic has it; TopicNotExistError or InvalidArgumentError
-        otherwise."""
+        """Return the queue under its stored name if its topic has the queue. Raises TopicNotExistError or
+        InvalidArgumentError otherwise."""
         queue = checked_queue("queue", queue)
         stored = self._names.queue(queue)
         if stored not in self._routes.wait(check_topic(stored.topic), LOOKUP_TIMEOUT_S).subscribe_queues:
-            known = self.queues(queue.topic)  # it may be a new one
+            known = self.queues(queue.topic)  # the queue may be new, so fetch the route again
             if self._names.shown_queue(stored) not in known:
                 raise InvalidArgumentError(f"topic {queue.topic!r} has no queue {queue}; it has {len(known)} queues")
         return stored
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """The bounds of the offsets that a queue holds."""
+        """Return the bounds of the offsets that a queue holds."""
         return self._persist(
             queue,
             lambda stored, storage, left_s: storage.queue_bounds(
@@ -66,15 +67,16 @@ class QueueLookup:
         )
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first offset that each queue still holds."""
+        """Return the first offset that each queue still holds."""
         return {queue: self.bounds(queue).min_offset for queue in queues}
 
     def end_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset that the next message of each queue will get."""
+        """Return the offset that the next message of each queue will get."""
         return {queue: self.bounds(queue).max_offset for queue in queues}
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The first offset stored at or after a time in ms since 1970, by queue, within the queue's bounds."""
+        """Return, for each queue, the offset of the first message stored at or after a time in ms since 1970, limited
+        to the queue's bounds."""
         return {queue: self._offset_for(queue, time_ms) for queue, time_ms in times_ms.items()}
 
     def _offset_for(self, queue: MessageQueue, time_ms: int) -> int:
@@ -86,19 +88,19 @@ class QueueLookup:
         )
 
     def _persist(self, queue: MessageQueue, call: Callable[[MessageQueue, StorageClient, float], T]) -> T:
-        """Make a call to the queue's storage actor that is safe to repeat; it is repeated over a restart of the actor
-        and over a change of master, for up to LOOKUP_TIMEOUT_S."""
+        """Make a repeatable call to the queue's storage actor. The call is retried over a restart of the actor and over
+        a change of master, for up to LOOKUP_TIMEOUT_S."""
         stored = self.check(queue)
         return call_master(self._routes, self._storages, stored, LOOKUP_TIMEOUT_S, partial(call, stored))
 
 
 QueueChangeListener = Callable[[str, list[MessageQueue]], None]
-"""Called with the topic and its queues, sorted."""
+"""Listener that is called with the topic and the topic's queues, sorted."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A registered listener; `known` are the topic's queues at the last check."""
+    """A registered listener; `known` holds the topic's queues at the last check."""
 
     topic: str
     callback: QueueChangeListener
@@ -106,10 +108,11 @@ class _Watched:
 
 
 class QueueWatch:
-    """Looks at topics every `interval_s` in a thread of its own, which also calls the listeners, one after another.
+    """Checks topics for changed queues every `interval_s` in a separate thread, which also calls the listeners, one
+    after another.
 
-    `queues_of(topic)` gives a topic's queues now. While it raises a RaymqError (no NameServer answers, or there is no
-    such topic), no listener of that topic is called.
+    `queues_of(topic)` returns a topic's current queues. While it raises a RaymqError (no NameServer answers, or the
+    topic does not exist), no listener of that topic is called.
     """
 
     def __init__(self, queues_of: Callable[[str], list[MessageQueue]], interval_s: float, name: str) -> None:
@@ -122,7 +125,8 @@ class QueueWatch:
         self._thread: threading.Thread | None = None
 
     def register(self, topic: str, callback: QueueChangeListener) -> None:
-        """Call `callback` when the topic's queues differ from what they are now, and at each later change."""
+        """Register a listener: `callback` is called when the topic's queues differ from the current ones, and at each
+        later change."""
         watched = _Watched(topic, callback, self._queues_of(topic))
         with self._lock:
             self._watched.append(watched)
@@ -131,7 +135,8 @@ class QueueWatch:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Call no more listeners. Does not wait for a call under way, which may be the caller of this method."""
+        """Stop calling listeners. Does not wait for a running listener call, which may be the caller of this
+        method."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -152,5 +157,5 @@ class QueueWatch:
         entry.known = queues
         try:
             entry.callback(entry.topic, list(queues))
-        except Exception:  # the program's code; the other listeners are still to be called
+        except Exception:  # a failure in the program's listener must not stop the calls of other listeners
             logger.exception("the queue-change listener of topic %s failed", entry.topic)

@@ -1,7 +1,8 @@
-"""The messages that a consumer could fetch and has not: their number, and the age of the first message.
+"""Ready messages of a consumer, which it could fetch but has not fetched: their number, and the age of the first
+message.
 
-For metrics only. Every 10 s one call per broker group asks about the queues that may have such messages. A queue whose
-fetch waits for a message is at its end, so no call asks about it.
+For metrics only. Every 10 s one call per broker group requests the numbers of the queues that may have ready messages.
+A queue whose fetch waits for a message is at its end, so no call includes this queue.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 from raymq.telemetry.metrics.client_figures import ConsumerFigures
 
 QUEUES_MAX: Final = 1024
-"""The most queues of one broker group that are asked about. Other queues keep their last known figures."""
+"""Maximum number of queues of one broker group in a call. Other queues keep their last known metrics."""
 FIRST_MESSAGES_MAX_BYTES: Final = 1 << 20
-"""The most bytes of first messages of one call; the ages of further ones are not known."""
+"""Maximum bytes of first messages that one call reads. The ages of further first messages remain unknown."""
 READY_TIMEOUT_S: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class QueueState(NamedTuple):
-    """One queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch, and the last
-    known visible end. `ask`: True if there may be more messages."""
+    """Metrics state of one queue of a consumer: `figures` without `ready` and `queueing_ms`, the next offset to fetch,
+    and the last known visible end. `ask`: True if the queue may have more messages."""
 
     queue: MessageQueue
     figures: ConsumerFigures
@@ -41,7 +42,7 @@ class QueueState(NamedTuple):
 
 
 def with_ready(states: Iterable[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
-    """Return the figures of all queues, with their ready messages. Waits up to 2 s for each storage actor."""
+    """Return the metrics of all queues, including their ready messages. Waits up to 2 s for each storage actor."""
     figures: list[ConsumerFigures] = []
     asked: dict[str, list[QueueState]] = {}
     for state in states:
@@ -61,7 +62,7 @@ def _seen(state: QueueState) -> ConsumerFigures:
 
 
 def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients) -> list[ConsumerFigures]:
-    """The figures of queues of one broker group."""
+    """Return the metrics of queues of one broker group."""
     requests = [FetchRequest(state.queue.topic, state.queue.queue_id, state.fetch_offset, 1) for state in states]
 
     def fetch(storage: StorageClient, left_s: float) -> list[FetchResult]:
@@ -84,5 +85,5 @@ def _ask(states: list[QueueState], routes: RouteCache, storages: StorageClients)
 def _age_ms(records: bytes, now_ms: int) -> int:
     try:
         return max(0, now_ms - store_timestamp_at(records, 0)) if records else 0
-    except RecordError:  # whoever fetches it says so
+    except RecordError:  # the consumer that fetches the record reports the error
         return 0

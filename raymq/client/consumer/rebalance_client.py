@@ -1,16 +1,17 @@
-"""RebalanceClient sends the heartbeats of all members in a program to the Rebalance actors, and takes the answers.
+"""RebalanceClient sends the heartbeats of all members in a program to the Rebalance actors, and passes the answers to
+the members.
 
     membership = client.join(group, source)   the client asks `source` for a heartbeat about once a second
     membership.beat_soon()                    something has changed that others wait for
     membership.leave(farewell)                the member leaves its group
 
-All members whose groups are at one Rebalance actor are in one call, at the same time of each second; one thread per
-actor makes them. So a program with many consumers costs the servers little more than one with a single consumer, and an
-actor that stands still delays the groups of no other.
+One call, at the same time of each second, carries the heartbeats of all members whose groups are at one Rebalance
+actor. One thread per actor makes these calls. So a program with many consumers costs the servers little more than a
+program with one consumer, and an actor that hangs delays only its own groups.
 
-A group's actor is its home by the group's name, until that one does not answer within REBALANCE_CALL_TIMEOUT_S: then
-the next one in the ring is asked, which says who holds the group's slot, or takes it over in the end
-(actors.core.rebalance.slot_lease). A member follows no assignment that is older than one it has seen.
+The group's name determines the group's home actor. If this actor does not answer within REBALANCE_CALL_TIMEOUT_S, the
+client asks the next actor in the ring. That actor names the holder of the group's slot, or finally takes the slot over
+(actors.core.rebalance.slot_lease). A member ignores an assignment that is older than one it has seen.
 """
 
 from __future__ import annotations
@@ -44,61 +45,63 @@ from raymq.remoting.route_cache import RouteCache
 
 REBALANCE_CALL_TIMEOUT_S: Final = 3.0
 REBALANCE_FIRST_TIMEOUT_S: Final = 10.0
-"""For the first answer of an actor: it may just have been started."""
+"""Timeout in s of the first call to an actor, which may just have been started."""
 START_REBALANCE_TIMEOUT_S: Final = 10.0
 LEAVE_TIMEOUT_S: Final = 3.0
 RESET_TIMEOUT_S: Final = 20.0
 AGAIN_S: Final = 0.25
-"""The pause before a heartbeat that no actor has taken is said again."""
+"""Pause in s before a heartbeat that no actor has accepted is resent."""
 SOON_S: Final = 0.05
-"""The first pause before an answer without all queues is asked for again; it doubles."""
+"""First pause in s before the next heartbeat, if the group's answer was incomplete; the pause doubles each
+time."""
 TURNS_MAX: Final = 3
-"""How often in a row a heartbeat is said again at once: with a new session, or to another actor."""
+"""Maximum number of times in a row that a heartbeat is resent without a pause (with a new session, or to another
+actor)."""
 CHECK_TIMEOUT_S: Final = 1.0
-"""For the question, before a consumer joins its group, if the members want the same messages."""
+"""Timeout in s of the check, before a consumer joins its group, that the members have the same subscription."""
 SILENCE_S: Final = 5.0
-"""A member gets an error when its group has not answered for longer."""
+"""Time in s without an answer from the group after which a member gets an error."""
 IDLE_LINK_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 class HeartbeatSource(Protocol):
-    """One member. Its methods are called from the client's threads, one at a time, and must not wait."""
+    """Interface of one member. The client's threads call its methods one at a time; the methods must not block."""
 
     def next_heartbeat(self) -> GroupHeartbeat | None:
-        """The heartbeat to send now; None to send none this time. RebalanceClient fills in session, sequence and
+        """Return the heartbeat to send now; None to send none this time. RebalanceClient sets the session, sequence and
         generation."""
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Take the group's answer to a heartbeat that was made after `sent_s`."""
+        """Apply the group's answer to a heartbeat that was created after `sent_s`."""
 
     def unanswered(self, error: RaymqError) -> None:
-        """Note that the group gives no answer. The assignment held so far is valid until the session times out."""
+        """Called if the group does not answer. The current assignment stays valid until the session times out."""
 
     def refused(self, error: SubscriptionConflictError) -> None:
-        """Note that the group does not take the member, as long as others want other messages."""
+        """Called if the group does not accept the member, because other members have another subscription."""
 
 
 class ServerChoice:
-    """The Rebalance actor that a group's heartbeats go to, by what the actors have said."""
+    """Chooses the Rebalance actor to which a group's heartbeats are sent, from the answers of the actors."""
 
     def __init__(self, group: str) -> None:
         self._slot = slot_of(group)
         self._name: str | None = None
 
     def server(self, names: Sequence[str]) -> str | None:
-        """The actor to ask next, of these; None if there are none."""
+        """Return the actor to call next. `names`: the running actors. Returns None if no actor is known."""
         if names and self._name is None:
             self._name = names[self._slot % len(names)]
         return self._name
 
     def redirected(self, holder: str) -> None:
-        """An actor has said which one holds the group's slot."""
+        """Use the actor `holder`, because another actor has named it as the holder of the group's slot."""
         self._name = holder
 
     def failed(self, names: Sequence[str]) -> None:
-        """The actor did not answer: the next one in the ring may know more."""
+        """Use the next actor in the ring, because the current actor did not answer."""
         known = self._name in names
         self._name = names[(names.index(self._name) + 1) % len(names)] if known and self._name else None
 
@@ -111,53 +114,54 @@ class HeartbeatElision:
         self._heard: GroupAssignment | None = None
 
     def allows(self, heartbeat: GroupHeartbeat) -> bool:
-        """True if the group has the member's last word on this heartbeat, whose numbers do not count."""
+        """True if the group has already received this heartbeat in full. Session, sequence and generation are not
+        compared."""
         return self._heard is not None and heartbeat == self._said
 
     @property
     def assignment(self) -> GroupAssignment | None:
-        """The last answer in full, if short heartbeats may be about it."""
+        """The last full answer, to which short heartbeats may refer; None if the next heartbeat must be full."""
         return self._heard
 
     def heard(self, heartbeat: GroupHeartbeat, answer: GroupAssignment) -> None:
-        """Note the answer to a heartbeat, which is given without its numbers."""
+        """Record the answer to a heartbeat. `heartbeat` is given without session, sequence and generation."""
         settled = answer.queues == heartbeat.holding and not answer.incomplete and not heartbeat.leaving
         self._said, self._heard = (heartbeat, answer) if settled else (None, None)
 
     def forget(self) -> None:
-        """Say the next heartbeat in full: the group may have forgotten the last one, or not have got it."""
+        """Send the next heartbeat in full, because the group may have lost or never received the last one."""
         self._said = self._heard = None
 
 
 class Membership:
-    """One member of a group, made by `RebalanceClient.join`."""
+    """One member of a group, created by `RebalanceClient.join`."""
 
     def __init__(self, client: RebalanceClient, group: str, source: HeartbeatSource) -> None:
         self.group = group
         self.source = source
         self.choice = ServerChoice(group)
         self.due_s = 0.0
-        """When the next heartbeat is sent. Guarded by the client's lock, as `wanted` is."""
+        """Time at which the next heartbeat is sent. The client's lock guards this field and `wanted`."""
         self.wanted = False
-        """True if another heartbeat must follow the heartbeat under way."""
+        """True if another heartbeat must follow the heartbeat in flight."""
         self.farewell: GroupHeartbeat | None = None
         self.gone = threading.Event()
         self._client = client
         self._session = self._sequence = self._generation = 0
         self._steadiness = HeartbeatElision()
         self._saying: GroupHeartbeat | None = None
-        """The heartbeat that is on its way in full, without its numbers."""
+        """The full heartbeat in flight, without session, sequence and generation."""
         self._turns = 0
         self._pause_s = SOON_S
         self._silent_since_s = time.monotonic()
 
     def beat_soon(self) -> None:
-        """Send a heartbeat at once: something has changed that others wait for."""
+        """Send a heartbeat at once, because a change has happened that other members wait for."""
         self._client.wake(self)
 
     def leave(self, farewell: GroupHeartbeat, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Send the last heartbeat, which says so. Returns when it is answered; after `timeout_s` the group will notice
-        by itself."""
+        """Send the last heartbeat, which announces that the member leaves. Returns when the group has answered. If the
+        group does not answer within `timeout_s`, the member's session expires there."""
         self.farewell = farewell
         self._client.wake(self)
         if not self.gone.wait(timeout_s):
@@ -165,8 +169,8 @@ class Membership:
         self._client.forget(self)
 
     def numbered(self) -> Heartbeat | None:
-        """The heartbeat with the session, the next sequence number and the latest generation; a short one if it says
-        what the one before said."""
+        """Return the next heartbeat with the session, the next sequence number and the latest generation. The heartbeat
+        is short if its content has not changed. Returns None if the member sends no heartbeat now."""
         heartbeat = self.farewell or self.source.next_heartbeat()
         if heartbeat is None:
             return None
@@ -177,7 +181,7 @@ class Membership:
         return replace(heartbeat, session=self._session, sequence=self._sequence, generation=self._generation)
 
     def answered(self, heartbeat: Heartbeat, answer: HeartbeatAnswer, sent_s: float) -> float | None:
-        """Take an answer; returns the pause until the next heartbeat in s, None for the usual one."""
+        """Apply an answer. Returns the pause in s until the next heartbeat; None for the usual interval."""
         if isinstance(answer, SteadyAnswer):
             return self._answered_in_short(answer, sent_s)
         self._steadiness.forget()
@@ -203,7 +207,8 @@ class Membership:
                 self.gone.set()
             return None
         if answer.generation < self._generation:
-            return None  # of an actor that was overtaken; the next one will have heard of the newer generation
+            # the answer of an actor that was superseded; ignore it, the next answer will be of the newer generation
+            return None
         self._generation, self._silent_since_s = answer.generation, time.monotonic()
         self.source.assigned(answer, sent_s)
         if self._saying is not None and isinstance(heartbeat, GroupHeartbeat):
@@ -221,7 +226,7 @@ class Membership:
         return None
 
     def failed(self, error: RaymqError, names: Sequence[str]) -> float:
-        """Note that a call failed; returns the pause until the next one."""
+        """Record that a call failed. Returns the pause in s until the next call."""
         self._steadiness.forget()
         self.choice.failed(names)
         self._silent(error)
@@ -237,30 +242,30 @@ class Membership:
 
 
 class RebalanceClient:
-    """The heartbeats of one program. Thread-safe."""
+    """Sends the heartbeats of all members in one program. Thread-safe."""
 
     def __init__(self, routes: RouteCache) -> None:
         self._directory = RebalanceDirectory(routes)
         self._lock = threading.Lock()
-        """Guards everything below, and the members' `due_s` and `wanted`."""
+        """Guards all attributes below, and the members' `due_s` and `wanted`."""
         self._members: dict[Membership, _Link] = {}
         self._links: dict[str | None, _Link] = {}
         self._phase_s = random.random() * MEMBER_HEARTBEAT_INTERVAL_S
         self._closed = False
 
     def join(self, group: str, source: HeartbeatSource) -> Membership:
-        """Take part in a group: heartbeats are sent from now on."""
+        """Join a group: start to send the member's heartbeats."""
         membership = Membership(self, group, source)
         with self._lock:
             self._place(membership)
         return membership
 
     def check(self, group: str, member: str, expressions: Mapping[str, str]) -> None:
-        """See `check_expressions`."""
+        """Check the member's subscriptions with the group (see the function `check_expressions`)."""
         check_expressions(group, member, expressions)
 
     def wake(self, membership: Membership) -> None:
-        """See Membership.beat_soon."""
+        """Send the member's next heartbeat at once (see Membership.beat_soon)."""
         with self._lock:
             link = self._members.get(membership)
             if link is not None:
@@ -268,21 +273,21 @@ class RebalanceClient:
                 link.changed.notify()
 
     def forget(self, membership: Membership) -> None:
-        """Send no more heartbeats of a member."""
+        """Stop sending heartbeats of a member."""
         with self._lock:
             link = self._members.pop(membership, None)
             if link is not None:
                 link.members.discard(membership)
 
     def close(self) -> None:
-        """Send no more heartbeats at all, and end the threads."""
+        """Stop sending heartbeats of all members, and stop the threads."""
         with self._lock:
             self._closed = True
             for link in self._links.values():
                 link.changed.notify()
 
     def _place(self, membership: Membership) -> None:
-        """Give a member to the thread of its Rebalance actor. Called with the lock."""
+        """Assign a member to the thread of its Rebalance actor. The caller holds the lock."""
         name = membership.choice.server(self._directory.names)
         link = self._links.get(name)
         if link is None:
@@ -303,13 +308,13 @@ class RebalanceClient:
                     self._find_servers(due)
                 else:
                     self._send(link, link.actor, due)
-            except Exception:  # a bug: without this thread members would lose their queues for ever
+            except Exception:  # a bug: if this thread ended, members would lose their queues for ever
                 logger.exception("heartbeats to %s failed, trying again", link.name)
                 self._schedule([(membership, AGAIN_S) for membership in due])
 
     def _next_due(self, link: _Link) -> list[Membership] | None:
-        """Wait until a heartbeat is due, and return all due heartbeats. Returns None if the thread is not needed any
-        more."""
+        """Wait until a heartbeat is due, and return all members whose heartbeats are due. Returns None if the thread is
+        no longer needed."""
         with self._lock:
             while not self._closed:
                 now_s = time.monotonic()
@@ -346,7 +351,7 @@ class RebalanceClient:
             for (membership, heartbeat), answer in zip(sent, answers, strict=True):
                 try:
                     pauses.append((membership, membership.answered(heartbeat, answer, sent_s)))
-                except Exception:  # a bug in one member is not to cost the others their queues
+                except Exception:  # a bug in one member must not cost the other members their queues
                     logger.exception("a member of group %s cannot take its assignment", membership.group)
                     pauses.append((membership, None))
         self._schedule(pauses)
@@ -363,9 +368,10 @@ class RebalanceClient:
         return answers
 
     def _schedule(self, pauses: Iterable[tuple[Membership, float | None]]) -> None:
-        """Set when the members' next heartbeats are due, and give them to the threads that send them."""
+        """Set the times of the members' next heartbeats, and assign the members to the threads that send the
+        heartbeats."""
         interval_s, now_s = MEMBER_HEARTBEAT_INTERVAL_S, time.monotonic()
-        # All at the same time of each second, whenever they have joined: so that they are in one call.
+        # All members use the same time of each second, whenever they joined, so that one call carries all heartbeats.
         usual_s = now_s + interval_s - (now_s + self._phase_s) % interval_s
         with self._lock:
             for membership, pause_s in pauses:
@@ -386,8 +392,8 @@ class RebalanceClient:
 
 
 class _Link:
-    """One Rebalance actor, the thread that calls it, and the members whose heartbeats it gets. Without a name: the
-    thread that finds out which actors there are."""
+    """One Rebalance actor, the thread that calls it, and the members whose heartbeats the actor receives. Without a
+    name: the thread that finds the running Rebalance actors."""
 
     def __init__(self, name: str | None, lock: threading.Lock) -> None:
         self.name = name
@@ -398,23 +404,23 @@ class _Link:
 
 
 class RebalanceDirectory:
-    """The Rebalance actors that there are. A broker starts them if there are none."""
+    """The running Rebalance actors of the cluster. A broker starts them if none runs."""
 
     def __init__(self, routes: RouteCache) -> None:
         self._routes = routes
         self._brokers: list[str] = []
         self.names: tuple[str, ...] = ()
-        """The actors' names; empty while they are not known."""
+        """Names of the actors; empty while unknown."""
 
     def find(self) -> None:
-        """Find the actors that run, or have a broker start them. RaymqError when there are none, and no broker
+        """Find the running actors, or ask a broker to start them. Raises RaymqError if no actor runs and no broker
         answers."""
         found = running_servers()
         self.names = found or self._start()
 
     def failed(self, error: RaymqError) -> None:
-        """Note that a call to a Rebalance actor failed: an actor that is gone for good must be found, or started,
-        again."""
+        """Record that a call to a Rebalance actor failed. If the actor is gone for good, the actors must be found or
+        started again."""
         if isinstance(error, ActorGoneError):
             self.names = ()
 
@@ -438,7 +444,7 @@ class RebalanceDirectory:
 
 
 def running_servers() -> tuple[str, ...]:
-    """The names of the Rebalance actors that run, or are being restarted."""
+    """Return the names of the Rebalance actors that run or are restarting."""
     names = (str(RebalanceName(index)) for index in range(REBALANCE_SLOTS))
     return tuple(name for name in names if _runs(ActorRef(name)))
 
@@ -475,8 +481,8 @@ def check_expressions(
     group: str, member: str, expressions: Mapping[str, str], timeout_s: float = CHECK_TIMEOUT_S
 ) -> None:
     """Raise SubscriptionConflictError if a member of the group other than `member` subscribes to one of these topics
-    with another expression. `expressions`: expressions by topic, as administrators see them. If nobody answers in time,
-    the heartbeats report a conflict later."""
+    with another expression. `expressions`: expressions by topic, as administrators see them. If no Rebalance actor
+    answers in time, nothing is raised; later heartbeats report the conflict."""
     try:
         described = call_holder(group, "describe_group", timeout_s)
     except RaymqError as error:
@@ -492,15 +498,15 @@ def check_expressions(
 def offsets_reset(group: str, timeout_s: float = RESET_TIMEOUT_S) -> None:
     """Notify a group's members, by their next heartbeats, that brokers have reset offsets of the group.
 
-    Safe to repeat. A group without members is no error. Neither is an actor that has just died: the next actor's
-    offsets version is new to every member. Raises RequestTimeoutError or ServiceNotAvailableError when no actor answers
-    for the group; its members then see the reset at their next commit.
+    Safe to repeat. A group without members is no error. An actor that has just died is no error either: the next
+    actor's offsets version is new to every member. Raises RequestTimeoutError or ServiceNotAvailableError if no actor
+    answers for the group; its members then see the reset at their next commit.
     """
     call_holder(group, "offsets_reset", timeout_s)
 
 
 def _runs(actor: ActorRef) -> bool:
-    """True if an actor of this name runs, or is being restarted."""
+    """True if the actor runs or is restarting."""
     try:
         actor.handle()
     except ServiceNotAvailableError:

@@ -1,8 +1,9 @@
-"""Subscription chooses the messages of a topic that a consumer wants: by tag, or by a filter expression.
+"""Subscription selects the messages of a topic that a consumer wants: by tag, by a filter expression, or by a
+predicate.
 
 A filter expression is evaluated where the messages are found, in the store or in its mapped files. Tags are checked
-twice, because two tags may share a code (spec/messaging.md §8). The tag codes in the consume queue exclude messages
-without reading them. The tag's text is checked after the message is decoded.
+twice, because two tags may share a hash code (spec/messaging.md §8). The tag codes in the consume queue exclude
+messages without reading them. The tag's text is checked after the message is decoded.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from raymq.records.format.hashing import java_hash
 
 ALL = "*"
 Expression = str | SqlFilter | Predicate
-"""Tags, a filter expression, or a predicate."""
+"""A subscription expression: tags, a filter expression, or a predicate."""
 Expressions = Expression | Mapping[str, Expression]
-"""One for all topics, or by topic."""
+"""One subscription expression for all topics, or a separate expression for each topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The wanted tags of one topic, or its filter expression `sql`, or its `predicate`. Empty `tags` mean that tags
-    exclude no message; `tag_codes` is None then. `expression` is the text of the subscription."""
+    """The subscription of one topic: the wanted tags, the filter expression `sql`, or the `predicate`. Empty `tags`
+    exclude no message; `tag_codes` is then None. `expression` is the text of the subscription."""
 
     topic: str
     expression: str
@@ -38,10 +39,10 @@ class Subscription:
 
     @classmethod
     def parse(cls, topic: str, expression: Expression | None = ALL) -> Subscription:
-        """Read ``"A || B"``, or take a filter expression or a predicate; None, the empty string and ``"*"`` mean
-        everything.
+        """Create a subscription from ``"A || B"``, a filter expression or a predicate. None, the empty string and
+        ``"*"`` select all messages.
 
-        Raises IllegalNameError for the topic and InvalidArgumentError for an expression that names no tag.
+        Raises IllegalNameError for an illegal topic name, and InvalidArgumentError for an expression that names no tag.
         """
         check_topic(topic)
         if isinstance(expression, Predicate):
@@ -59,13 +60,14 @@ class Subscription:
         return cls(topic, expression, tags, frozenset(java_hash(tag) for tag in tags))
 
     def in_environment(self, runtime_env: Mapping[str, Any] | None) -> Subscription:
-        """Return this subscription, whose predicate runs in `runtime_env` unless it has an environment of its own."""
+        """Return this subscription with its predicate set to run in `runtime_env`, unless the predicate has its own
+        environment."""
         return self if self.predicate is None else replace(self, predicate=self.predicate.in_environment(runtime_env))
 
     @property
     def description(self) -> str:
-        """The expression as administrators see it, and as the members of a group compare it: tags sorted, another
-        expression with its language."""
+        """The expression as administrators see it, and as group members compare it: sorted tags, or another expression
+        with the name of its language."""
         if self.predicate is not None:
             return self.predicate.text
         if self.sql is not None:
@@ -73,6 +75,6 @@ class Subscription:
         return " || ".join(sorted(self.tags)) or ALL
 
     def matches(self, tags: str | None) -> bool:
-        """Return True if a message with this tag text is wanted. This is the exact check after the check of tag codes.
-        A filter expression or a predicate has already decided where the message was found."""
+        """True if a message with this tag text is wanted: the exact check after the check of tag codes. Always True
+        without tags, because a filter expression or a predicate was already checked where the message was found."""
         return not self.tags or tags in self.tags

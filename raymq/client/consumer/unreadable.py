@@ -1,4 +1,4 @@
-"""Counting and logging the messages that a consumer cannot read (raymq.records.format.decode has the policy)."""
+"""UnreadableLog counts and logs the messages that a consumer cannot read (policy: raymq.records.format.decode)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from raymq.common.errors import BodyUnreadableError
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 LOG_PAUSE_S: Final = 10.0
-"""A consumer logs one unreadable message in this time; the line says how many it has left out."""
+"""Minimum time in s between two log lines of a consumer about unreadable messages. A line gives the number of messages
+that were not logged in between."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +25,15 @@ class UnreadableLog:
     def __init__(self, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._group, self._clock = group, clock
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self.count = 0
-        """Messages noted so far."""
+        """Number of unreadable messages so far."""
         self._unlogged = 0
         self._next_s = -float("inf")
 
     def note(self, error: BodyUnreadableError) -> None:
-        """Note one message: count it, and log it at WARNING unless another one was logged just before."""
+        """Count one unreadable message, and log it at WARNING unless another message was logged within
+        LOG_PAUSE_S."""
         CLIENT_FIGURES.unreadable(error.queue.partition("@")[0], self._group, 1)
         with self._lock:
             self.count += 1

@@ -1,11 +1,13 @@
-"""The process of a predicate: `python -m raymq.client.predicates.child SOCKET MEMORY`, two inherited descriptors.
+"""Main program of a predicate's process: `python -m raymq.client.predicates.child SOCKET MEMORY`. Both arguments are
+inherited file descriptors.
 
     runner ── Load, Evaluate (places of records) ───▶ socket ──▶ this process: maps the log, calls the function
            ◀────────── PredicateAnswer ────────────── socket ◀──
            ◀── the present message, the matches ───── memory ◀──  also readable after this process has died
 
-This process holds only the user's function and the code to read messages. SIGALRM ends a call that takes too long. It
-ends this process even if the function holds the interpreter and never returns from C. The process ends with its runner.
+This process holds only the user's function and the code to read messages. SIGALRM ends a call that takes too long, by
+ending the process, even if the function holds the interpreter and never returns from C. The process ends when its
+runner closes the connection.
 """
 
 from __future__ import annotations
@@ -44,16 +46,16 @@ TRACEBACK_MAX = 4000
 
 
 class PredicateMain:
-    """Calls one function for the records that Evaluate frames name."""
+    """Calls one predicate function for the records that Evaluate frames name."""
 
     def __init__(self, function: Callable[[MessageExt], Any], load: Load, progress: SharedProgress) -> None:
         self._function, self._load, self._progress = function, load, progress
         self._log: tuple[StoreLog, LogReader] | None = None
         self._set_again_s = 0.0
-        """The time from which on the timer is set again before a call."""
+        """Time from which the timer must be set again before a call."""
 
     def evaluate(self, frame: Evaluate) -> PredicateAnswer:
-        """Call the function for each record, as long as the frame allows."""
+        """Call the function for each record, within the frame's time budget."""
         try:
             records = self._find(frame)
         except (DataLossError, OSError):
@@ -77,7 +79,8 @@ class PredicateMain:
         self._progress.at(index)
         now_s = time.monotonic()
         if now_s >= self._set_again_s:
-            # Setting a timer is a system call, so it is not done for each message: each has its time, or a little more.
+            # Setting a timer is a system call, so do not set it for each message: each call gets its time limit, or
+            # slightly more.
             slack_s = self._load.timeout_s / 8
             signal.setitimer(signal.ITIMER_REAL, self._load.timeout_s + slack_s)
             self._set_again_s = now_s + slack_s
@@ -106,14 +109,14 @@ class PredicateMain:
 
 
 def main(socket_fd: int, memory_fd: int) -> None:
-    """Load the function, and answer until the runner closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that consumes
+    """Load the function, and answer Evaluate frames until the runner closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the consuming program, not for this process
     connection = socket.socket(fileno=socket_fd)
     progress = SharedProgress(mmap.mmap(memory_fd, 0))
     load = receive_frame(connection, Load)
     try:
         function = cloudpickle.loads(load.payload)
-    except Exception:  # a user's module may fail in any way when it is imported here
+    except Exception:  # importing a user's module may raise any exception
         send_frame(connection, Loaded(traceback.format_exc()[-TRACEBACK_MAX:]))
         return
     here = PredicateMain(function, load, progress)
@@ -124,7 +127,7 @@ def main(socket_fd: int, memory_fd: int) -> None:
             admit_bodies_of(asked.body_max_bytes)
             send_frame(connection, here.evaluate(asked))
     except (EOFError, OSError):
-        return  # the runner is gone
+        return  # the runner has ended or closed the connection
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Calling a predicate for many messages, the same way in its own process and in a consumer's."""
+"""Functions that call a predicate for many messages, used by the predicate's own process and by a consumer's
+process."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.kernels.messages import read_messages
 
 REASON_MAX: Final = 1000
-"""The most characters of an exception that are kept."""
+"""Maximum number of characters kept of an exception's text."""
 
 
 class Calls(NamedTuple):
-    """The result of calling a predicate, which has decided on the first `decided` messages.
+    """Result of calling a predicate for messages, in order. The first `decided` messages are decided.
 
-    `failure`: why it did not decide on the next message; empty if it was not called for one, or none exists.
-    `on_error` decided on `failures` of the messages, on the last of them because of `last_failure`.
+    `failure`: why the predicate did not decide on the next message; empty if it was not called for a further message.
+    `failures`: number of messages on which the predicate failed and `on_error` decided; `last_failure` is the reason
+    for the last of them.
     """
 
     decided: int
@@ -38,10 +40,10 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The messages of some records that a predicate matches, shape (n,) for the first n records.
+    """Decisions of a predicate about records: `matches`, shape (n,), for the first n records.
 
-    `failure`: why the predicate did not decide on the record after these, if it was called. `ended`: True if its
-    process ended at that record, or had to be ended.
+    `failure`: why the predicate did not decide on the next record, if it was called for this record. `ended`: True if
+    the predicate's process ended at that record, or had to be killed.
     """
 
     matches: NDArray[np.bool_]
@@ -59,12 +61,12 @@ def call_each(
     begin: Callable[[int], object] = lambda index: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calls:
-    """Set `matches[i]` to 1 if `function(messages[i])` is true, else to 0, for as many as there is time for.
+    """Call `function` for the messages in turn, while time remains: set `matches[i]` to 1 if `function(messages[i])` is
+    true, else to 0.
 
-    None stands for a damaged record: it matches, so that the consumer finds out. So does a message whose unreadable
-    body the function asks for. No call begins after `until_s` on
-    `clock`, but the first one does. `begin(i)` is called before message i. Only exceptions that are no Exception
-    (SystemExit …) are raised.
+    None stands for a damaged record: it matches, so that the consumer reports the damage. A message whose unreadable
+    body the function accesses matches, too. No call begins after `until_s` on `clock`, except the first call.
+    `begin(i)` is called before message i. An exception that is no Exception (SystemExit …) is raised to the caller.
     """
     failures, last_failure = 0, ""
     for index, message in enumerate(messages):
@@ -76,9 +78,9 @@ def call_each(
             continue
         try:
             matches[index] = 1 if function(message) else 0
-        except BodyUnreadableError:  # the consumer finds out
+        except BodyUnreadableError:  # the message matches, so that the consumer reports the damage
             matches[index] = 1
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise any exception
             reason = describe(error)
             if on_error == "raise":
                 return Calls(index, reason, failures, last_failure)
@@ -88,24 +90,24 @@ def call_each(
 
 
 def describe(error: BaseException) -> str:
-    """The type and text of an exception, cut to REASON_MAX characters."""
+    """Return the type and text of an exception, cut to REASON_MAX characters."""
     try:
         text = str(error)
-    except Exception:  # a user's exception may fail to print
+    except Exception:  # converting a user's exception to text may fail
         text = "it has no text"
     return f"{type(error).__name__}: {text}"[:REASON_MAX] if text else type(error).__name__
 
 
 def messages_at(data: Buffer, starts: NDArray[np.int64], broker_name: str) -> Sequence[MessageExt | None]:
-    """The messages whose records start at `starts` of `data`; fields are decoded when they are read, and bodies are not
-    checked. None in place of each damaged one."""
+    """Return the messages whose records start at `starts` in `data`, with None in place of each damaged record. Fields
+    are decoded on access, and the CRC of bodies is not checked."""
     messages = read_messages(data, starts, broker_name=broker_name, check_crc=False)
     return [None if message.record_damaged else message for message in messages]
 
 
 class FunctionHere:
-    """Evaluates a predicate in this process, for a consumer on the node of its messages. Thread-safe: one call at a
-    time. `timeout_s` does not bind it: a function that hangs holds up its own program."""
+    """Evaluates a predicate in the consumer's process, on the node of the messages. Thread-safe: one call at a time.
+    `timeout_s` is not enforced: a function that hangs blocks only its own program."""
 
     def __init__(self, predicate: Predicate) -> None:
         assert predicate.function is not None
@@ -113,7 +115,7 @@ class FunctionHere:
         self._lock = threading.Lock()
 
     def evaluate(self, broker_name: str, records: LocatedRecords, until_s: float) -> Evaluated:
-        """Decide about as many of the records as there is time for until `until_s`, one at least."""
+        """Decide on as many of the records as possible until `until_s`, but on at least one."""
         messages = messages_at(records.data, records.starts, broker_name)
         matches = bytearray(len(messages))
         with self._lock:

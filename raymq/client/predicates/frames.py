@@ -1,12 +1,10 @@
-"""The messages between a predicate's process and the runner that has started it (raymq.client.predicates.process).
+"""Frames that a predicate's process and its runner exchange (raymq.client.predicates.process), and their shared memory.
 
-A frame is the length of its payload in 4 bytes, big-endian, and the payload, msgpack. Nothing that the process says is
-unpickled.
+A frame is the length of its payload in 4 bytes, big-endian, and the payload, msgpack. The runner never unpickles data
+from the process.
 
-SharedProgress is the memory that a predicate's process shares with its runner.
-
-It outlives the process: when that has ended in the middle of its work, the runner reads which message it was at, and
-which messages before that one match.
+SharedProgress is the memory that a predicate's process shares with its runner. The memory outlives the process: if the
+process dies during its work, the runner reads which message was being checked, and which earlier messages match.
 
     | index of the message 8 | 1 byte per message: 1 if it matches |
 """
@@ -25,12 +23,12 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES
 from raymq.common.protocol.consume_result import LogPlaces, StoreLog
 
 ANSWER_MAX_BYTES: Final = 1 << 20
-"""The longest frame that a runner reads."""
+"""Maximum bytes of a frame that a runner accepts."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame to the process: the pickled function, and how to call it."""
+    """First frame to the process: the pickled function, and the options of its calls."""
 
     payload: bytes
     on_error: str
@@ -44,9 +42,9 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evaluate(msgspec.Struct, frozen=True, array_like=True):
-    """Records to call the function for, for `budget_s` at most: `places` in the files of `log`, or `records`, whole
-    ones back to back, of these `sizes` (int64, in bytes). `body_max_bytes`: the runner's bound on a decompressed
-    body."""
+    """Frame with records to call the function for, within `budget_s`. The records are given as `places` in the files of
+    `log`, or as `records`: complete records without gaps, of these `sizes` (int64, in bytes). `body_max_bytes`: the
+    runner's limit for a decompressed body."""
 
     broker_name: str
     budget_s: float
@@ -58,8 +56,8 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of raymq.client.predicates.evaluation.Calls. The memory that both processes share has the messages
-    that match. `unreadable`: the files do not show the records, and the function was not called."""
+    """Answer to Evaluate, with the fields of raymq.client.predicates.evaluation.Calls. The matches are in the shared
+    memory. `unreadable`: True if the files do not show the records, so the function was not called."""
 
     decided: int = 0
     failure: str = ""
@@ -69,14 +67,14 @@ class PredicateAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def send_frame(connection: socket.socket, frame: msgspec.Struct) -> None:
-    """Send one frame; OSError when the other end is gone."""
+    """Send one frame. Raises OSError if the other process has closed the connection."""
     payload = msgspec.msgpack.encode(frame)
     connection.sendall(len(payload).to_bytes(4) + payload)
 
 
 def receive_frame(connection: socket.socket, kind: type[T], max_bytes: int | None = None) -> T:
-    """Receive one frame. EOFError at the end of the connection, ValueError for one that is longer than `max_bytes` or
-    not of this kind."""
+    """Receive one frame. Raises EOFError at the end of the connection, and ValueError for a frame that is longer than
+    `max_bytes` or of another kind."""
     size = int.from_bytes(_receive(connection, 4))
     if max_bytes is not None and size > max_bytes:
         raise ValueError(f"a frame of {size} bytes came from a predicate's process; {max_bytes} are allowed")
@@ -94,29 +92,29 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 EVALUATED_MAX: Final = 4096
-"""The most records of one Evaluate frame."""
+"""Maximum number of records in one Evaluate frame."""
 PROGRESS_BYTES: Final = 8 + EVALUATED_MAX
 
 
 class SharedProgress:
-    """The shared memory, from either side."""
+    """Memory shared by a predicate's process and its runner; both use this class."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         view = memoryview(memory)
         self._index = view[:8].cast("q")
         self.matches = view[8:]
-        """For each message 1 if it matches, else 0; the process writes it."""
+        """For each message, 1 if it matches, otherwise 0. Only the predicate's process writes these bytes."""
 
     def at(self, index: int) -> None:
-        """Note that the function is called for this message next."""
+        """Record that the function is called for the message `index` next."""
         self._index[0] = index
 
     @property
     def index(self) -> int:
-        """The message that the function was called for last."""
+        """Index of the message for which the function was last called."""
         return self._index[0]
 
     def matching(self, count: int) -> NDArray[np.bool_]:
-        """A copy of the first `count` messages' matches."""
+        """Return a copy of the matches of the first `count` messages."""
         matches: NDArray[np.bool_] = np.frombuffer(self.matches, np.uint8, count) == 1
         return matches

@@ -1,4 +1,5 @@
-"""Keeps the records of a queue that a predicate matches, in place. Pure, except for the calls of the predicate."""
+"""MatchingRecords holds the records of a queue that a predicate matches, without copying them. Pure, except for the
+calls of the predicate."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from raymq.client.predicates.evaluation import Evaluated
 from raymq.records.format.memory_records import LocatedRecords
 
 Decide = Callable[[LocatedRecords, float], Evaluated]
-"""Decides about the first of some records, one at least or the first's failure, until a time."""
+"""Function that decides, until a time, on the first of some records: at least on one, or returns the failure on the
+first record."""
 
 
 @dataclass(slots=True)
 class MatchingRecords:
-    """The matching records among the records that were checked, and the next queue offset.
+    """The matching records among the checked records, and the next queue offset.
 
     `failure`: why the predicate did not decide on the record at `next_offset`. `ended`: True if the predicate ended its
-    process there.
+    process during the check.
     """
 
     next_offset: int
@@ -28,7 +30,7 @@ class MatchingRecords:
     count: int = 0
     size_bytes: int = 0
     looked: int = 0
-    """The number of records that it has decided about."""
+    """Number of records on which the predicate has decided."""
     failure: str = ""
     ended: bool = False
 
@@ -43,10 +45,10 @@ def keep(
     until_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> MatchingRecords:
-    """Keep the matching records of `found`, which `next_offset` follows.
+    """Return the records of `found` that match. `next_offset`: the queue offset after `found`.
 
-    Keeps at most `max_messages` and `max_bytes`, but at least one record if any matches. Stops at `until_s` on `clock`
-    after the first check. Records that are left out follow from the result's `next_offset` on.
+    Returns at most `max_messages` and `max_bytes`, but at least one record if any matches. Stops at `until_s` on
+    `clock`, but not before the first check. The remaining records begin at the result's `next_offset`.
     """
     kept = MatchingRecords(next_offset)
     for piece in found:
@@ -75,7 +77,8 @@ def keep(
 def _take(
     kept: MatchingRecords, records: LocatedRecords, evaluated: Evaluated, max_messages: int, max_bytes: int
 ) -> int:
-    """Keep the matching records that the limits admit; the number of records that are dealt with then."""
+    """Add the matching records that the limits admit to `kept`. Returns the number of records that need no further
+    check."""
     rows = np.flatnonzero(evaluated.matches)
     sizes = np.cumsum(records.sizes[rows])
     fitting = int(np.searchsorted(sizes, max_bytes - kept.size_bytes, "right"))

@@ -1,13 +1,12 @@
-"""Predicate is a function of the user's that says which messages of a topic a consumer wants.
+"""Predicate is a user's function that selects the messages of a topic that a consumer wants.
 
-It is Python's form of RocketMQ's class filter (spec/features.md §3.2): there the client uploads a Java source, and
-processes beside each broker compile and call it. Here the function goes, pickled by value, to a process of its own on
-the node of each storage actor that the consumer reads from (raymq.client.predicates.runner).
+A predicate is Python's form of RocketMQ's class filter (spec/features.md §3.2). In RocketMQ the client uploads a Java
+source, and processes beside each broker compile and call it. In raymq the function is pickled by value, and runs in a
+separate process on the node of each storage actor that the consumer reads from (raymq.client.predicates.runner).
 
-The fingerprint of a function: equal for the same code, wherever its module lies and in whichever process.
-
-Two pickles of one function differ by the path of its file and by the order of sets, so they cannot say whether two
-members of a group mean the same predicate.
+The fingerprint of a function is equal for the same code, in whichever module and process the code is. Pickles of a
+function cannot be compared instead: two pickles of one function differ by the path of its file and by the order of
+sets, so they do not show whether two members of a group use the same predicate.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ NAME_MAX: Final = 100
 
 
 class Predicate:
-    """A function that gets a message and says if it is wanted. Made by `raymq.predicate`; immutable.
+    """A function that receives a message and returns whether the message is wanted. Created by `raymq.predicate`;
+    immutable.
 
-    Two are equal if they have the same bytes and options. A pickled Predicate carries the function's bytes, and does
-    not load it: only a predicate's own process does.
+    Two predicates are equal if they have the same bytes and options. A pickled Predicate carries the function's bytes;
+    only the predicate's own process loads the function from them.
     """
 
     __slots__ = ("function", "name", "on_error", "payload", "runtime_env", "text", "timeout_s")
@@ -50,15 +50,15 @@ class Predicate:
         function: Callable[[MessageExt], object] | None = None,
     ) -> None:
         self.payload = payload
-        """The function, as cloudpickle's bytes."""
+        """The function, pickled by cloudpickle."""
         self.name = name
         self.text = text
-        """The subscription's expression: all members of a group have the same."""
+        """The subscription expression, which all members of a group must share."""
         self.on_error: OnError = on_error
         self.timeout_s = timeout_s
         self.runtime_env = None if runtime_env is None else dict(runtime_env)
         self.function = function
-        """The function itself; None in processes other than the maker of the predicate."""
+        """The function itself; None in all processes except the process that created the predicate."""
 
     @property
     def key(self) -> str:
@@ -67,7 +67,7 @@ class Predicate:
         return hashlib.sha256(self.payload + options.encode()).hexdigest()[:16]
 
     def in_environment(self, runtime_env: Mapping[str, Any] | None) -> Predicate:
-        """This predicate, with Ray's `runtime_env` if it has none of its own."""
+        """Return this predicate with Ray's `runtime_env`, unless the predicate has its own runtime_env."""
         if runtime_env is None or self.runtime_env is not None:
             return self
         return Predicate(
@@ -104,19 +104,20 @@ def predicate(
     timeout_s: float = PREDICATE_TIMEOUT_S,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> Predicate:
-    """A filter for `consumer.subscribe(topic, …)`: a message is wanted if `function(message)` is true.
+    """Create a filter for `consumer.subscribe(topic, …)`: a message is wanted if `function(message)` is true.
 
-    The function runs beside the messages, in a process of its own on each storage node; on a node that also runs the
-    pull consumer, in the consumer's process. It is shipped by value and may read every field of the message; a field
-    that it does not read is not decoded. It must depend on the message alone, because it may be called again for the
-    same one.
+    The function runs in a separate process on each storage node, next to the messages. On a node that also runs the
+    pull consumer, the function runs in the consumer's process. The function is pickled by value and may read every
+    field of the message; fields that it does not read are not decoded. It must depend on the message alone, because it
+    may be called again for the same message.
 
     `name` (default: the function's) and a fingerprint of its code are the subscription's expression, which all members
-    of a group share. `on_error` says what happens to a message on which it raises, hangs for longer than `timeout_s`
-    (0.1 to 300 s), or ends its process: "raise" stops its queue and raises PredicateFailedError from `poll`, "match"
-    delivers the message, "skip" leaves it out. `runtime_env` is Ray's, for the function's process.
+    of a group share. `on_error` says what happens to a message on which the function raises, hangs for longer than
+    `timeout_s` (0.1 to 300 s), or ends its process: "raise" stops the queue and raises PredicateFailedError from
+    `poll`, "match" delivers the message, "skip" excludes the message. `runtime_env` is Ray's, for the function's
+    process.
 
-    InvalidArgumentError for a function that cannot be called or pickled, and for options outside these.
+    Raises InvalidArgumentError for a function that cannot be called or pickled, and for invalid options.
     """
     given = name if name is not None else getattr(function, "__qualname__", type(function).__qualname__)
     if not callable(function):
@@ -153,14 +154,14 @@ def _without_function(
 
 DIGITS: Final = 12
 _DEPTH_MAX: Final = 16
-"""Deeper values count by their types only."""
+"""Maximum nesting depth of values in a fingerprint; deeper values contribute only their types."""
 
 _EMPTY_CELL: Final = CellType()
 
 
 def fingerprint(function: Any) -> str:
-    """Hexadecimal digits that name what a function does: its code and constants, its defaults, and the values and
-    functions of the program that it uses. Objects of other kinds count by their types alone."""
+    """Return hexadecimal digits that identify what a function does: its code and constants, its defaults, and the
+    values and functions of the program that it uses. Objects of other kinds contribute only their types."""
     digest = hashlib.sha256()
     for part in _parts(function, frozenset()):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\x00")
@@ -168,7 +169,8 @@ def fingerprint(function: Any) -> str:
 
 
 def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
-    """`around`: the ids of the values that contain `value`."""
+    """Yield the texts that describe `value` in a fingerprint. `around`: the ids of the values that contain
+    `value`."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield repr(value)
         return
@@ -179,7 +181,7 @@ def _parts(value: Any, around: frozenset[int]) -> Iterator[str]:
 
 
 def _members(value: Any) -> Iterator[Any]:
-    """The values that `value` is made of."""
+    """Yield the values that `value` consists of."""
     if isinstance(value, FunctionType):
         yield from (value.__code__, value.__defaults__, value.__kwdefaults__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL)
@@ -204,7 +206,7 @@ def _members(value: Any) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that a code, and the codes in it, may look up among the module's."""
+    """Return the names that a code object, and the code objects inside it, may look up in the module."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

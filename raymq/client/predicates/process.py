@@ -1,4 +1,5 @@
-"""PredicateProcess runs a predicate in a child process, and starts another one when that has ended."""
+"""PredicateProcess runs a predicate in a child process, and starts a new child after the previous one has
+ended."""
 
 from __future__ import annotations
 
@@ -37,27 +38,28 @@ from raymq.records.format.compression import body_max_bytes
 from raymq.records.format.memory_records import LocatedRecords
 
 CHILD_START_TIMEOUT_S: Final = 30.0
-"""For the start of the process and the loading of the function, with the modules that it imports."""
+"""Timeout in s for the start of the process and the loading of the function, including the modules that it
+imports."""
 GRACE_S: Final = 2.0
-"""How much longer than its time limit a call may take before the process is killed from outside. The process ends
-itself, unless it stands still or has changed what SIGALRM does."""
+"""Time in s beyond a call's time limit after which the runner kills the process. Normally the process ends itself,
+unless it hangs or has changed the handling of SIGALRM."""
 END_TIMEOUT_S: Final = 5.0
 COPIED_MAX_BYTES: Final = 8 << 20
-"""The most bytes of records that are sent to the process at a time if it cannot read them in place; one record may be
-larger."""
+"""Maximum bytes of records that are sent to the process at a time if it cannot read them in place. A single record may
+be larger."""
 
 logger = logging.getLogger(__name__)
 
 
 class PredicateProcess:
-    """The child process of one predicate. Thread-safe: one evaluation at a time; others wait."""
+    """The child process of one predicate. Thread-safe: one evaluation at a time; other callers wait."""
 
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
         self._lock = threading.Lock()
-        """Guards everything below; held while the function runs."""
+        """Guards all attributes below; held while the function runs."""
         self._backoff = Backoff(0.1, 5.0)
-        """Between the starts of processes that end without an answer."""
+        """Pause between the starts of processes that end without an answer."""
         self._not_before_s = 0.0
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -77,10 +79,10 @@ class PredicateProcess:
     ) -> Evaluated:
         """Decide on as many records as possible until `until_s`, but on at least one.
 
-        The process reads the records in the files of `log` if they are there. `on_error` of the predicate decides if a
-        call raises, hangs or ends the process; with "raise" the result has the `failure`. If the function cannot be
-        loaded, the result has the `failure`, whatever `on_error` is. Raises ServiceNotAvailableError if no process can
-        be started now.
+        The process reads the records in the files of `log` if the files show them; otherwise the records are sent to
+        it. The predicate's `on_error` decides if a call raises, hangs or ends the process; with "raise" the result has
+        the `failure`. If the function cannot be loaded, the result has the `failure`, whatever `on_error` is. Raises
+        ServiceNotAvailableError if no process can be started now.
         """
         records = records.part(0, EVALUATED_MAX)
         with self._lock:
@@ -107,7 +109,7 @@ class PredicateProcess:
             return Evaluated(self._progress.matching(min(answer.decided, len(records.starts))), answer.failure)
 
     def close(self) -> None:
-        """End the child process. Idempotent; no evaluation comes after it."""
+        """End the child process. Idempotent. Do not call `evaluate` afterwards."""
         with self._lock:
             self._end()
             if self._memory_fd >= 0:
@@ -118,7 +120,7 @@ class PredicateProcess:
         send_frame(connection, msgspec.structs.replace(frame, body_max_bytes=body_max_bytes()))
         index = -1
         while True:
-            # The time limit is one message's: what counts is that it gets on.
+            # The time limit is per message, so a process whose message index advances is not late.
             connection.settimeout(self._predicate.timeout_s + GRACE_S)
             try:
                 first = connection.recv(1, socket.MSG_PEEK)
@@ -132,8 +134,8 @@ class PredicateProcess:
             return receive_frame(connection, PredicateAnswer, ANSWER_MAX_BYTES)
 
     def _ended(self, records: LocatedRecords, error: Exception) -> Evaluated:
-        """The process has ended, or has to: the messages before the one it was at are decided, and that one is as
-        `on_error` says."""
+        """Return the decisions after the process has died or must be killed. Messages before the current message are
+        decided; `on_error` decides on the current message."""
         index = min(max(self._progress.index, 0), len(records.starts) - 1)
         decided = self._progress.matching(index)
         reason = self._end() or f"its process does not answer ({error!r})"
@@ -144,7 +146,8 @@ class PredicateProcess:
         return Evaluated(np.append(decided, self._predicate.on_error == "match"), ended=True)
 
     def _start(self) -> socket.socket | str:
-        """The connection to a new process, or why the function cannot be loaded there."""
+        """Start a new process. Returns the connection to it, or the reason why the process cannot load the
+        function."""
         pause_s = self._not_before_s - time.monotonic()
         if pause_s > 0:
             time.sleep(min(pause_s, 5.0))
@@ -174,7 +177,7 @@ class PredicateProcess:
         return ours
 
     def _end(self) -> str:
-        """End the process, and say how it has ended by itself; empty if it had not."""
+        """End the process. Returns how the process had ended by itself; an empty string if it had to be killed."""
         child, self._child = self._child, None
         if self._connection is not None:
             self._connection.close()
@@ -182,7 +185,7 @@ class PredicateProcess:
         if child is None:
             return ""
         try:
-            # A process whose connection is closed has ended, or ends within moments.
+            # A process whose connection is closed has ended, or will end within moments.
             child.wait(0.2)
         except subprocess.TimeoutExpired:
             child.kill()
@@ -199,6 +202,6 @@ class PredicateProcess:
 
 
 def _first_of(records: LocatedRecords) -> LocatedRecords:
-    """The first of the records, one at least, up to COPIED_MAX_BYTES."""
+    """Return the first of the records, up to COPIED_MAX_BYTES, but at least one record."""
     count = max(1, int(np.searchsorted(np.cumsum(records.sizes), COPIED_MAX_BYTES, "right")))
     return records.part(0, count)

@@ -5,12 +5,13 @@
                                 ▼               │
                           the predicate's process, which maps the log (raymq.client.predicates.child)
 
-The first consumer that needs the actor makes it, in the predicate's `runtime_env`. It ends itself RUNNER_IDLE_S after
-the last fetch, which is the lease of its consumers. Nothing survives it, and a fetch is safe to repeat. The user's
-function runs in a child process, which can be ended during a call and cannot harm the actor. If access is on, each user
-has a separate runner, which serves only that user's signed calls (raymq.remoting.access.stand_in).
+The first consumer that needs the actor creates it, in the predicate's `runtime_env`. The actor ends itself
+RUNNER_IDLE_S after the last fetch: each fetch renews this lease. No state survives the actor, and a fetch is safe to
+repeat. The user's function runs in a child process, which can be ended during a call and cannot harm the actor. If
+access control is on, each user has a separate runner, which serves only that user's signed calls
+(raymq.remoting.access.stand_in).
 
-May wait for: Storage. Consumers, and Pull actors for their consumers, wait for it.
+Blocking calls: the runner may wait for Storage. Consumers, and Pull actors for their consumers, wait for the runner.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from raymq.remoting.storage_client import StorageClient
 RUNNER_IDLE_S: Final = 30.0
 IDLE_CHECK_S: Final = 1.0
 FETCHES_MAX: Final = 32
-"""The most fetches at a time; further fetches wait for one to end."""
+"""Maximum number of concurrent fetches; further fetches wait until a fetch ends."""
 FIND_TIMEOUT_S: Final = 5.0
 
 
 class PredicateRunner:
-    """The shell around one PredicateScan. `storage` names the storage actor to read, as `user` if one is given."""
+    """Actor around one PredicateScan. `storage` names the storage actor to read, as `user` if a user is given."""
 
     def __init__(
         self, storage: str, predicate: Predicate, idle_s: float = RUNNER_IDLE_S, user: Identity | None = None
@@ -55,9 +56,9 @@ class PredicateRunner:
         self._predicate = predicate
         self._process = PredicateProcess(predicate)
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._scan: tuple[str, PredicateScan] | None = None
-        """The scan, and the broker group that the storage actor belongs to."""
+        """The scan, with the name of the storage actor's broker group; None before the first fetch."""
         self._fetches = 0
         self._fetched_s = time.monotonic()
         self._idle_s = idle_s
@@ -65,8 +66,8 @@ class PredicateRunner:
         threading.Thread(target=self._end_when_idle, name="lease", daemon=True).start()
 
     def fetch(self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Read from several queues the messages that match: see PredicateScan.fetch. Raises as the storage actor
-        does."""
+        """Read the matching messages from several queues (see PredicateScan.fetch). Raises the errors of the storage
+        actor."""
         with self._lock:
             self._fetches += 1
         try:
@@ -77,7 +78,8 @@ class PredicateRunner:
                 self._fetched_s = time.monotonic()
 
     def pids(self) -> tuple[int, int | None]:
-        """The ids of this process and of the predicate's process (None while it does not run), for tests and people."""
+        """Return the ids of this process and of the predicate's process (None while it does not run), for tests and
+        debugging."""
         return os.getpid(), self._process.pid
 
     def _make_scan(self) -> PredicateScan:
@@ -104,15 +106,15 @@ class PredicateRunner:
                 idle = not self._fetches and time.monotonic() - self._fetched_s > self._idle_s
             if idle:
                 self._process.close()
-                ray.kill(self._me)  # on purpose, so nothing reports a death
+                ray.kill(self._me)  # an intended kill, so that Ray reports no actor death
                 return
 
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    "max_restarts": 0,  # the next fetch makes another runner, on the storage actor's node at that time
+    "max_restarts": 0,  # the next fetch creates another runner, on the node where the storage actor is then
     "max_task_retries": 0,
     "num_cpus": 0,
-    "lifetime": "detached",  # it serves all members of the group
+    "lifetime": "detached",  # the runner serves all members of the group, so it must outlive its creator
     "max_concurrency": FETCHES_MAX,
 }
 PredicateRunnerActor = ray.remote(**RUNNER_OPTIONS)(owned_actor(PredicateRunner))

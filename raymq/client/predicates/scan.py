@@ -1,7 +1,7 @@
-"""PredicateScan reads queues of one store, and keeps the messages that a predicate matches.
+"""PredicateScan reads queues of one store, and returns only the messages that a predicate matches.
 
 It answers fetches as a storage actor does (raymq.remoting.storage_client.StorageClient.fetch), so a consumer's fetcher
-can read through it. It checks many messages for each match, so records stay in the store's mapped files until they
+can read through it. It may check many messages for each match, so records stay in the store's mapped files until they
 match.
 """
 
@@ -26,33 +26,34 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.remoting.storage_client import FoundInPlace
 
 SCAN_S: Final = 0.5
-"""How long one fetch goes on past messages that do not match, or calls the function."""
+"""Maximum time in s for which one fetch skips messages that do not match, and calls the function."""
 SCAN_MAX_BYTES: Final = 256 << 20
-"""The most bytes of records in mapped files that are checked together. They are not copied."""
+"""Maximum bytes of records in mapped files that are checked together. Such records are not copied."""
 SCAN_COPIED_MAX_BYTES: Final = 8 << 20
-"""The most bytes of copied records that are checked together."""
+"""Maximum bytes of copied records that are checked together."""
 FAILURE_KEPT_S: Final = 30.0
-"""How long a message that hung the function, or ended its process, is not tried again: each attempt costs a process."""
+"""Time in s for which a message that hung the function or ended its process is not retried, because each attempt costs
+a process."""
 FAILURES_KEPT: Final = 1024
-"""The most such messages that are remembered."""
+"""Maximum number of remembered messages that hung the function or ended its process."""
 
 
 class RecordSource(Protocol):
-    """The records of a storage actor; a StorageClient."""
+    """Interface of a storage actor's records; StorageClient implements it."""
 
     def find(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read from several queues; records in mapped files stay there."""
+        """Read from several queues. Records that are in mapped files are not copied."""
 
 
 Evaluate = Callable[[LocatedRecords, float, StoreLog | None], Evaluated]
-"""Decides on records, which may be in a log's files, until a time on `time.monotonic`'s clock."""
+"""Function that decides on records, which may be in a log's files, until a time on `time.monotonic`'s clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed(FetchResult):
-    """The answer for a queue whose next message the predicate did not decide about."""
+    """Fetch result of a queue if the predicate failed to decide on the queue's next message."""
 
     error: PredicateFailedError | None = None
 
@@ -60,7 +61,7 @@ class FetchFailed(FetchResult):
 class PredicateScan:
     """Reads the store of one broker group for one predicate. Thread-safe.
 
-    `name` is the predicate's, for errors; `in_place`: the source finds records without copying them.
+    `name`: the predicate's name, for error messages. `in_place`: True if the source finds records without copying them.
     """
 
     def __init__(
@@ -77,20 +78,22 @@ class PredicateScan:
         self._name, self._broker_name, self._clock = name, broker_name, clock
         self._find_max_bytes = SCAN_MAX_BYTES if in_place else SCAN_COPIED_MAX_BYTES
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._turn = 0
-        """Counts the fetches. Each fetch begins with another queue, so that a slow function reaches all queues."""
+        """Number of fetches. Each fetch begins with another queue, so that a slow function still reaches all
+        queues."""
         self._endings: dict[MessageQueue, dict[int, tuple[str, float]]] = {}
-        """By queue and offset the messages on which the function's process ended: why, and until when to say so."""
+        """Messages on which the function's process ended, by queue and offset: the reason, and the time until which the
+        message is not retried."""
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read the messages that match from several queues: up to each request's `max_messages`, and `max_bytes` in
-        all, but at least one message. Waits up to `wait_s` for messages to check.
+        """Read the matching messages from several queues: up to each request's `max_messages`, and `max_bytes` in all,
+        but at least one message. Waits up to `wait_s` for messages to check.
 
-        NO_MATCHED_MESSAGE means that no message before `next_offset` matches. FetchFailed is for a queue whose next
-        message the predicate did not decide on; earlier matches are returned first.
+        NO_MATCHED_MESSAGE means that no message before `next_offset` matches. A queue gets FetchFailed if the predicate
+        failed to decide on its next message; earlier matches are returned first.
         """
         with self._lock:
             self._turn += 1
@@ -101,7 +104,7 @@ class PredicateScan:
         while asked:
             found = dict(zip(asked, self._find(list(asked.values()), wait_s, timeout_s), strict=True))
             wait_s = 0.0
-            until_s = until_s or self._clock() + SCAN_S  # the wait does not count
+            until_s = until_s or self._clock() + SCAN_S  # the scan time starts after the wait for messages
             for row in sorted(found, key=lambda row: (row - turn) % len(requests)):
                 answers[row] = self._keep(asked[row], found[row], max(1, max_bytes), until_s)
                 max_bytes -= len(answers[row].records)
@@ -119,7 +122,7 @@ class PredicateScan:
         return self._source.find(wanted, self._find_max_bytes, wait_s, timeout_s)
 
     def _keep(self, request: FetchRequest, result: FetchResult, max_bytes: int, until_s: float) -> FetchResult:
-        """Return the result with only its matching records."""
+        """Return the fetch result with only the records that match."""
         if result.status is not PullStatus.FOUND:
             return result
         queue = MessageQueue(request.topic, self._broker_name, request.queue_id)
@@ -142,7 +145,8 @@ class PredicateScan:
         return FetchResult(status, *bounds, records, kept.count, result.pull_from)
 
     def _decide(self, queue: MessageQueue, records: LocatedRecords, until_s: float, log: StoreLog | None) -> Evaluated:
-        """Call the function for records before the first on which it ended its process lately."""
+        """Call the function for the records before the first message on which the function's process has recently
+        ended."""
         endings = self._lately(queue)
         for row in np.flatnonzero(np.isin(records.offsets, list(endings))).tolist()[:1]:
             if not row:
@@ -154,7 +158,8 @@ class PredicateScan:
         return evaluated
 
     def _lately(self, queue: MessageQueue) -> dict[int, str]:
-        """The messages of a queue on which the function's process ended lately: why, by offset."""
+        """Return the messages of a queue on which the function's process has recently ended: the reason by
+        offset."""
         with self._lock:
             endings, now_s = self._endings.get(queue), self._clock()
             return {} if not endings else {at: why for at, (why, until_s) in endings.items() if until_s > now_s}
@@ -173,7 +178,7 @@ def _has_more(answer: FetchResult) -> bool:
 
 
 def _records_of(request: FetchRequest, result: FetchResult) -> tuple[Sequence[LocatedRecords], StoreLog | None]:
-    """Find the records of a fetch. Also returns the files that hold them, if it found them in files."""
+    """Return the records of a fetch. Also returns the store's log files if the records are in mapped files."""
     if isinstance(result, FoundInPlace):
         files = result.files
         return result.mapped, StoreLog(

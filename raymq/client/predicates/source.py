@@ -1,7 +1,7 @@
-"""A store that a consumer reads through its predicate: a fetch returns only the messages that match.
+"""PredicateStorage is a store that a consumer reads through its predicate: a fetch returns only the matching messages.
 
-On the storage actor's node a pull consumer calls its function in its own process. For all other consumers a
-PredicateRunner on that node does so.
+On the storage actor's node, a pull consumer calls the function in its own process. For all other consumers, a
+PredicateRunner on that node calls the function.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ from raymq.remoting.actor_ref import ActorGoneError, HandleRef
 from raymq.remoting.storage_client import StorageClient
 
 ACTOR_START_TIMEOUT_S: Final = 30.0
-"""The time for the start of a PredicateRunner. If a runtime_env must be installed, the first fetches time out."""
+"""Time in s added to a fetch's timeout for the start of a PredicateRunner. If a runtime_env must be installed, the
+first fetches time out."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPredicate:
-    """A predicate of a consumer group."""
+    """A consumer group, and the predicate of one of its subscriptions."""
 
     group: str
     predicate: Predicate
 
     def read_from(self, storage: StorageClient) -> PredicateStorage:
-        """The store of a storage actor, read through the predicate."""
+        """Return the store of a storage actor, read through the predicate."""
         return PredicateStorage(storage, self)
 
 
 class PredicateStorage:
-    """Fetches from one storage actor through a predicate: `fetch` and `find` mean the same as StorageClient's, and may
-    have FetchFailed among their results. Thread-safe."""
+    """Fetches from one storage actor through a predicate. `fetch` and `find` have the meaning of StorageClient's
+    methods, and may return FetchFailed results. Thread-safe."""
 
     def __init__(self, storage: StorageClient, group_predicate: GroupPredicate) -> None:
         self._storage = storage
         self._group, self._predicate = group_predicate.group, group_predicate.predicate
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._runner: tuple[str, HandleRef] | None = None
-        """The id of the node that the runner is on, and the runner."""
+        """The current runner, with the id of its node; None before the first fetch."""
         self._here: PredicateScan | None = None
 
     def fetch(
         self, requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float
     ) -> list[FetchResult]:
-        """Read the messages that match from several queues: see PredicateScan.fetch. If the predicate's environment
-        cannot be set up, all results are FetchFailed. Raises as StorageClient.fetch."""
+        """Read the matching messages from several queues (see PredicateScan.fetch). If the predicate's environment
+        cannot be set up, all results are FetchFailed. Raises the errors of StorageClient.fetch."""
         if self._predicate.function is not None and self._storage.reader() is not None:
             return self._scan_here().fetch(requests, max_bytes, wait_s, timeout_s)
         timeout_s += wait_s + SCAN_S + self._predicate.timeout_s + CHILD_START_TIMEOUT_S
@@ -81,7 +82,8 @@ class PredicateStorage:
             return self._not_set_up(requests, f"its runtime_env cannot be set up: {error}")
         except ActorGoneError:
             self._forget(runner)
-            self._storage.fetch(requests, 0, 0.0, timeout_s)  # raises, and finds out, if the storage actor has gone too
+            # if the storage actor is gone, too, this raises, and updates the client
+            self._storage.fetch(requests, 0, 0.0, timeout_s)
             raise
 
     find = fetch
@@ -100,7 +102,8 @@ class PredicateStorage:
             return self._here
 
     def _find_runner(self) -> tuple[HandleRef, bool]:
-        """The runner beside the storage actor that acts as this process's user, and True if it may be a new one."""
+        """Return the runner on the storage actor's node that acts as this process's user; create it if needed. Also
+        returns True if the runner may be new."""
         node_id, user = self._storage.describe().node_id, identity.present()
         with self._lock:
             if self._runner is not None and self._runner[0] == node_id:

@@ -3,16 +3,16 @@
     async with client.async_producer("order-service") as producer:
         result = await producer.send(Message("orders", b"..."))
 
-No call blocks the loop, and no message needs a thread. A send without space in the buffer waits in the same queue as
-waiting threads, and the sender thread hands each result to the loop. Only these calls use threads of the producer's own
-pool: asking a NameServer every ROUTE_VALID_S, `send_table`, requests, replies, recalls and `close`.
+No call blocks the loop, and no message needs a thread. If the buffer is full, a send waits in the same queue as the
+threads that wait for buffer space. The sender thread passes each result to the loop. Only these operations use threads
+of the producer's own pool: the route query every ROUTE_VALID_S, `send_table`, requests, replies, recalls and `close`.
 
-In the main thread, where signal handlers may raise, a helper thread hands over each message that opens a batch. The
-loop waits about 50 µs for that (raymq.common.parallel).
+In the main thread, where signal handlers may raise, a helper thread enqueues each message that opens a batch. The loop
+waits about 50 µs for the helper thread (raymq.common.parallel).
 
-Cancelling: a send that is cancelled while it awaits a route or buffer space sends nothing. A send that is cancelled
-later has handed over its message, which is stored or not, as if the answer had been lost; `flush` and `close` wait for
-it. A cancelled `send_table` continues in its thread.
+Cancellation: a send that is cancelled while it awaits a route or buffer space sends nothing. If a send is cancelled
+later, its message is already enqueued. That message may or may not be stored, as after a lost acknowledgement; `flush`
+and `close` wait for the message. A cancelled `send_table` continues in its thread.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _RouteRequest = tuple[str, bool, float]
-"""A topic, True if the messages name one of its queues, and the time in seconds to wait for the route."""
+"""Key of a route fetch: the topic, True if the messages name a queue of the topic, and the timeout in seconds."""
 
 T = TypeVar("T")
 
 BLOCKING_CALLS_MAX: Final = 32
-"""The most threads of one producer for blocking calls."""
+"""Maximum number of threads that one AsyncProducer uses for blocking calls."""
 ROUTE_VALID_S: Final = 2.0
-"""The age in seconds at which a route is fetched again from the client's routes, which may wait for a NameServer."""
+"""Time in seconds for which an AsyncProducer reuses a topic's route. After that time it fetches the route from the
+client's route cache, which may wait for a NameServer."""
 
 
 class AsyncProducer(OfProcess):
-    """Sends messages; made by `Client.async_producer`. Use it in one event loop; close it, or use `async with`.
+    """Sends messages from one asyncio event loop; made by `Client.async_producer`. Close it, or use `async with`.
 
-    Arguments, results and errors are those of `Producer`. Each AsyncProducer sends through its own Producer.
+    Arguments, results and errors are the same as in `Producer`. Each AsyncProducer sends through its own Producer.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -85,13 +86,14 @@ class AsyncProducer(OfProcess):
     async def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> list[SendResult]:
-        """Send messages of one topic, one after another into one queue (`Producer.send_batch`)."""
+        """Send messages of one topic, in order, to one queue, and await that all are stored
+        (`Producer.send_batch`)."""
         batch = check_batch(messages, as_objects=self._pipeline.needs_objects)
         futures = await self._hand_over(batch, where, timeout_s, together=len(batch) > 1)
         return [await future for future in futures]
 
     async def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
-        """Hand over one message and forget its result (`Producer.send_oneway`)."""
+        """Enqueue one message for sending, without a result (`Producer.send_oneway`)."""
         if self._pipeline.open_batches.join(message, where) is None:
             await self._hand_over([message], where, None)
 
@@ -104,7 +106,9 @@ class AsyncProducer(OfProcess):
             await self.send(pending.message, timeout_s=timeout_s, **where)
             return await _in_loop(pending.future)
         finally:
-            aside(pending.abandon)  # it takes the lock of all requests, which no signal handler may leave locked
+            # `abandon` takes the lock that guards all requests; a signal handler must not interrupt it and leave the
+            # lock held
+            aside(pending.abandon)
 
     async def reply(
         self,
@@ -115,20 +119,22 @@ class AsyncProducer(OfProcess):
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Reply to a request (`Producer.reply`), from a thread."""
+        """Reply to a request (`Producer.reply`). The call runs in a thread of the producer's pool."""
         reply = self._producer.reply
         return await self._call(reply, request, body, keys=keys, properties=properties, timeout_s=timeout_s)
 
     async def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
-        """Take back a message that waits for its `deliver_at_ms` (`Producer.recall`), from a thread."""
+        """Recall a message that waits for its `deliver_at_ms` (`Producer.recall`). The call runs in a thread of the
+        producer's pool."""
         return await self._call(self._producer.recall, topic, handle, timeout_s=timeout_s)
 
     async def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> TableResult:
-        """Send each row of an Arrow table as a message (`Producer.send_table`), from a thread."""
+        """Send each row of an Arrow table as a message (`Producer.send_table`). The call runs in a thread of the
+        producer's pool."""
         return await self._call(self._producer.send_table, topic, table)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Await that everything handed over so far was acknowledged or has failed (`Producer.flush`)."""
+        """Await that each message enqueued before this call is acknowledged or has failed (`Producer.flush`)."""
         timeout_s = self._producer.flush_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,7 +143,7 @@ class AsyncProducer(OfProcess):
             raise RequestTimeoutError("flushing the producer", timeout_s) from None
 
     async def close(self) -> None:
-        """Flush, then end the sender threads (`Producer.close`). Idempotent."""
+        """Flush, then stop the sender threads (`Producer.close`). Idempotent."""
         if not self._closed:
             await self._call(self._producer.close)
             self._closed = True
@@ -155,8 +161,8 @@ class AsyncProducer(OfProcess):
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().async_producer(...) where it is used")
 
     async def _call(self, call: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        """Await a blocking call in a thread. Cancelling the wait does not undo the call. Raises ClientStateError after
-        `close`."""
+        """Run a blocking call in a thread of the pool and await its result. Cancelling the await does not stop the
+        call. Raises ClientStateError after `close`."""
         if self._closed:
             raise closed_error()
         in_context = partial(copy_context().run, call, *arguments, **keywords)
@@ -183,10 +189,12 @@ class AsyncProducer(OfProcess):
             request.fail(error)
             raise
 
-    # The next two methods run aside: a signal handler that interrupted them would leave buffer space allocated.
+    # The next two methods run in a helper thread (`aside`): a signal handler that interrupted them would leave buffer
+    # space allocated.
 
     def _hand_over_now(self, route: TopicRoute, request: SendRequest) -> list[SendFuture] | None:
-        """Hand over messages if the buffer has space for them now. Returns None if it is full."""
+        """Enqueue the messages of a request if the buffer has space for them now. Returns None if the buffer is
+        full."""
         generation = self._pipeline.buffer.try_allocate(request.cost_bytes, len(request.messages))
         if generation is None:
             return None
@@ -194,7 +202,8 @@ class AsyncProducer(OfProcess):
         return self._pipeline.put(route, request).futures(len(request.messages))
 
     def _hand_over_granted(self, route: TopicRoute, request: SendRequest, waiter: BufferWaiter) -> list[SendFuture]:
-        """Hand over messages whose space was granted. Hands over none if their send has given up."""
+        """Enqueue the messages of a request whose waiter was granted buffer space. Enqueues nothing if the send was
+        cancelled or timed out."""
         generation = self._pipeline.buffer.take(waiter)
         if generation is None:
             return []
@@ -202,7 +211,8 @@ class AsyncProducer(OfProcess):
         return self._pipeline.put(route, request).futures(len(request.messages))
 
     async def _hand_over_later(self, route: TopicRoute, request: SendRequest) -> list[SendFuture]:
-        """Await space in the buffer, as `BufferPool.allocate` waits, and hand over messages."""
+        """Await space in the buffer, in the same queue as `BufferPool.allocate`, then enqueue the messages of a
+        request."""
         buffer, patience_s = self._pipeline.buffer, self._pipeline.allocate_timeout_s(request.timeout_s)
         if patience_s <= 0:
             raise buffer.full_error(patience_s)
@@ -220,20 +230,21 @@ class AsyncProducer(OfProcess):
             raise
 
     async def _route(self, topic: str, keyed: bool, timeout_s: float) -> TopicRoute:
-        """Return the topic's route (`SendPipeline.route`). Sends that need the same route at once share one fetch."""
+        """Return a topic's route (`SendPipeline.route`), from the cache if possible. Concurrent sends that need the
+        same route share one fetch."""
         request = (topic, keyed, timeout_s)
         known = self._routes.get((topic, keyed))
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         fetching = self._fetching.get(request)
-        if fetching is None or fetching.done():  # a fetch that was interrupted at its start stays in the table
+        if fetching is None or fetching.done():  # a fetch that was interrupted at its start stays in `_fetching`
             fetching = self._fetching[request] = asyncio.ensure_future(self._fetch_route(request))
-            # If all waiting sends are cancelled, nobody else reads the error of the fetch.
+            # Read the fetch's error even if all waiting sends were cancelled; asyncio logs an error that nothing reads.
             fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(fetching)
 
     async def _fetch_route(self, request: _RouteRequest) -> TopicRoute:
-        """Fetch a route in a thread, and keep it for ROUTE_VALID_S."""
+        """Fetch a route in a thread, and cache the route for ROUTE_VALID_S."""
         topic, keyed, timeout_s = request
         try:
             route = await self._call(self._pipeline.route, topic, timeout_s, keyed=keyed)
@@ -244,11 +255,11 @@ class AsyncProducer(OfProcess):
 
 
 def _in_loop(future: Future[T]) -> asyncio.Future[T]:
-    """Return a future of the running loop that ends together with a future of another thread."""
+    """Wrap a future of another thread as a future of the running event loop."""
     return aside(asyncio.wrap_future, future, loop=asyncio.get_running_loop())
 
 
 def _submit(pool: ThreadPoolExecutor, call: Callable[[], T], loop: asyncio.AbstractEventLoop) -> asyncio.Future[T]:
-    """Start a call in a thread of a pool. Returns its future in `loop`. Call this function aside: a signal handler that
-    interrupted it would leave a lock of the pool taken, or a thread that never starts."""
+    """Start a call in a thread of a pool. Returns its future in `loop`. Call this function through `aside`: a signal
+    handler that interrupted it would leave a lock of the pool held, or a thread that never starts."""
     return asyncio.wrap_future(pool.submit(call), loop=loop)

@@ -1,16 +1,17 @@
-"""BufferPool: bounds a producer's memory, in bytes and in messages, from the begin of each send to its end.
+"""BufferPool: limits the memory of a producer's unfinished sends, in bytes and in messages.
 
-If the pool is full, sends wait for space, first come, first served: a thread blocks in `allocate`, a coroutine awaits
+If the pool is full, sends wait for space in the order of their calls: a thread blocks in `allocate`, a coroutine awaits
 the future of its `BufferWaiter`. A send that is larger than the whole pool gets its space when nothing else is
 allocated.
 
-Space belongs to *holders*: a batch that gathers or is in flight, or a send that waited and was granted space. `flushed`
-waits for all present holders. Holders that are made later belong to a new *generation*, so no flush waits for them. A
-holder may get more space as long as its generation is the present one.
+Space belongs to *holders*: a batch that gathers messages or is in flight, or a send that waited and was granted space.
+`flushed` waits for all holders that exist at the time of the call. Holders that are made later belong to a new
+*generation*, so no flush waits for them. A holder may get more space as long as its generation is the current
+generation.
 
 The pool shares its producer's lock, so one critical section takes a message and its space. Methods whose names end in
-`_locked` are called while that lock is held. Some of them return futures, which the caller must end without the lock
-(`end_all`).
+`_locked` are called while that lock is held. Some of them return futures, which the caller must complete after it has
+released the lock (`end_all`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from raymq.common.errors import InvalidArgumentError, SystemBusyError
 
 @dataclass(slots=True, eq=False)
 class BufferWaiter:
-    """A send that waits for space. Once `granted` has ended, the waiter holds the space, in `generation`.
+    """A send that waits for buffer space. After `granted` has completed, the waiter holds the space, in `generation`.
 
-    `removed` is true once the waiter neither waits nor holds space: it gave up, or its space has another holder.
+    `removed` is true if the waiter neither waits nor holds space: its send timed out or was cancelled, or a batch took
+    over its space.
     """
 
     cost_bytes: int
@@ -40,7 +42,7 @@ class BufferWaiter:
 
 
 class Space(Protocol):
-    """A single message with space of its own, while `allocated` is true."""
+    """A single message that holds its own buffer space while `allocated` is true."""
 
     cost_bytes: int
     generation: int
@@ -48,10 +50,10 @@ class Space(Protocol):
 
 
 class BufferPool:
-    """Allocates the space of messages that have not ended. Thread-safe.
+    """Allocates buffer space for unfinished messages. Thread-safe.
 
-    `max_bytes`, `max_messages`: the most that may be allocated at a time; InvalidArgumentError unless positive.
-    `lock`: the producer's lock; by default the pool makes its own.
+    `max_bytes`, `max_messages`: maximum bytes and messages allocated at a time. Raises InvalidArgumentError unless both
+    are positive. `lock`: the producer's lock; by default the pool makes its own.
     """
 
     def __init__(self, max_bytes: int, max_messages: int, lock: threading.Lock | None = None) -> None:
@@ -62,11 +64,12 @@ class BufferPool:
         self._bytes = self._count = 0
         self._waiters: deque[BufferWaiter] = deque()
         self.generation = 0
-        """The present generation."""
+        """Number of the current generation of holders."""
         self._holders: defaultdict[int, int] = defaultdict(int)
-        """The number of holders by generation. While no flush waits, there is only one generation."""
+        """Number of holders of each generation. While no flush waits, only one generation exists."""
         self._flushes: list[tuple[int, Future[None]]] = []
-        """Flushes that wait, oldest first: the last generation that each waits for, and its future."""
+        """Waiting flushes, oldest first: the last generation for which each flush waits, and the flush's
+        future."""
 
     def try_allocate(self, cost_bytes: int, count: int) -> int | None:
         """Allocate space for a new holder of `count` messages that cost `cost_bytes` together, without waiting.
@@ -79,8 +82,9 @@ class BufferPool:
             return self.hold_locked()
 
     def allocate(self, cost_bytes: int, count: int, timeout_s: float) -> int:
-        """Allocate space for a new holder of `count` messages, and wait for it up to `timeout_s`. Returns the holder's
-        generation. Raises SystemBusyError if no space became free in time; nothing is allocated then.
+        """Allocate space for a new holder of `count` messages; wait up to `timeout_s` if the pool is full.
+
+        Returns the holder's generation. Raises SystemBusyError, and allocates nothing, if no space became free in time.
         """
         generation = self.try_allocate(cost_bytes, count)
         if generation is not None:
@@ -98,7 +102,7 @@ class BufferPool:
         return waiter.generation
 
     def add_waiter(self, cost_bytes: int, count: int) -> BufferWaiter:
-        """Make a waiter, and enqueue it after all other waiters. A caller that stops waiting must call
+        """Make a waiter, and enqueue the waiter after all other waiters. A caller that stops waiting must call
         `remove_waiter`."""
         waiter = BufferWaiter(cost_bytes, count)
         self.enqueue(waiter)
@@ -126,7 +130,8 @@ class BufferPool:
         end_all(ended)
 
     def take(self, waiter: BufferWaiter) -> int | None:
-        """Take over the space of a waiter. Returns its generation; None if the waiter was removed, or has no space."""
+        """Transfer the space of a waiter to the caller. Returns the waiter's generation; None if the waiter was
+        removed, or has no space."""
         with self._lock:
             if waiter.removed or waiter.generation < 0:
                 return None
@@ -134,13 +139,13 @@ class BufferPool:
             return waiter.generation
 
     def deallocate(self, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the whole space of a holder."""
+        """Free the whole space of a holder, and grant the free space to waiting sends."""
         with self._lock:
             ended = self.deallocate_locked(cost_bytes, count, generation)
         end_all(ended)
 
     def flushed(self) -> Future[None]:
-        """Return a future that ends when all present holders have freed their space."""
+        """Return a future that completes when all current holders have freed their space."""
         flush: Future[None] = Future()
         with self._lock:
             self._flushes.append((self.generation, flush))
@@ -150,7 +155,8 @@ class BufferPool:
         return flush
 
     def full_error(self, timeout_s: float) -> SystemBusyError:
-        """Return the error for a send that got no space within `timeout_s`; 0 for a send that does not wait."""
+        """Return the error for a send that got no space within `timeout_s`. `timeout_s` is 0 for a send that does not
+        wait."""
         how_long = f"stayed full for {timeout_s:g} s" if timeout_s > 0 else "is full"
         return SystemBusyError(
             f"the producer's buffer of {self._max_bytes} bytes and {self._max_messages} messages {how_long}, nothing "
@@ -159,7 +165,7 @@ class BufferPool:
         )
 
     def extend_locked(self, cost_bytes: int, count: int) -> bool:
-        """Allocate more space to a holder of the present generation. Returns False if the pool is full."""
+        """Allocate more space to a holder of the current generation. Returns False if the pool is full."""
         if self._waiters:
             return False
         total_bytes, total = self._bytes + cost_bytes, self._count + count
@@ -169,13 +175,13 @@ class BufferPool:
         return True
 
     def hold_locked(self) -> int:
-        """Count a new holder, whose space was just allocated. Returns the holder's generation."""
+        """Count a new holder whose space is already allocated. Returns the holder's generation."""
         self._holders[self.generation] += 1
         return self.generation
 
     def allocate_locked(self, cost_bytes: int) -> bool:
-        """Allocate space to a new holder of one message, in the present generation. Returns False if the pool is
-        full."""
+        """Allocate space to a new holder of one message, in the current generation. Returns False if the pool
+        is full."""
         if self._waiters or (self._count and not self._fits(cost_bytes, 1)):
             return False
         self._bytes += cost_bytes
@@ -184,24 +190,25 @@ class BufferPool:
         return True
 
     def share_locked(self, generation: int) -> None:
-        """Count one more holder of `generation`: a holder was divided into two, which share its space."""
+        """Count one more holder of `generation`: a holder was divided into two holders, which share its space."""
         self._holders[generation] += 1
 
     def merge_locked(self, generation: int) -> list[Future[None]]:
-        """Count one holder of `generation` less: another holder has taken over its space. Returns futures to end."""
+        """Count one holder of `generation` less, because another holder has taken over its space. Returns futures of
+        flushes that the caller must complete."""
         self._holders[generation] -= 1
         return self._settle_locked() if self._flushes else []
 
     def deallocate_locked(self, cost_bytes: int, count: int, generation: int) -> list[Future[None]]:
-        """Free the space of a holder. Returns the futures of waiters and flushes that the caller must end."""
+        """Free the space of a holder. Returns the futures of waiters and flushes that the caller must complete."""
         self._holders[generation] -= 1
         self._bytes -= cost_bytes
         self._count -= count
         return self._settle_locked() if self._waiters or self._flushes else []
 
     def deallocate_single_locked(self, single: Space) -> bool:
-        """Free the space of a single message. A second call changes nothing. Returns True if the caller must call
-        `settle`."""
+        """Free the space of a single message; a second call for the message changes nothing. Returns True if the caller
+        must call `settle`."""
         if single.allocated:
             self._holders[single.generation] -= 1
             self._bytes -= single.cost_bytes
@@ -210,7 +217,7 @@ class BufferPool:
         return bool(self._waiters or self._flushes)
 
     def settle(self) -> None:
-        """Grant free space to waiters, and end complete flushes."""
+        """Grant free space to waiters, and complete flushes that have nothing left to wait for."""
         with self._lock:
             ended = self._settle_locked()
         end_all(ended)
@@ -221,8 +228,8 @@ class BufferPool:
         return self._bytes + cost_bytes <= self._max_bytes and self._count + count <= self._max_messages
 
     def _settle_locked(self) -> list[Future[None]]:
-        """Grant free space to the oldest waiters. Returns the futures that the caller must end: of these waiters, and
-        of complete flushes."""
+        """Grant free space to the oldest waiters. Returns the futures that the caller must complete: of these waiters,
+        and of flushes that have nothing left to wait for."""
         ended: list[Future[None]] = []
         while self._waiters and self._fits(self._waiters[0].cost_bytes, self._waiters[0].count):
             waiter = self._waiters.popleft()
@@ -239,7 +246,7 @@ class BufferPool:
 
 
 def end_all(futures: Iterable[Future[None]]) -> None:
-    """End futures of waiters and flushes. Called without the pool's lock."""
+    """Complete the futures of waiters and flushes. Called without the pool's lock."""
     for future in futures:
-        if future.set_running_or_notify_cancel():  # a coroutine that no longer waits has cancelled it
+        if future.set_running_or_notify_cancel():  # False if a coroutine stopped waiting and cancelled the future
             future.set_result(None)

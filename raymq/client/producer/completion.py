@@ -4,9 +4,9 @@
                                             └──► one outcome for each part, if the batch was divided
 
 A future has no state of its own, so it is cheap to make. A completion makes its Condition and its lists of callbacks
-only when somebody waits. The garbage collector does not track futures, so no completion may refer to one of its futures
-after the end. For the same reason each raise is of a copy of the error: its traceback refers to frames that hold the
-future.
+only when a thread or an event loop waits. The garbage collector does not track futures, so no completion may refer to
+one of its futures after the outcome is set. For the same reason each raise is of a copy of the error: the traceback of
+a raised error refers to frames that hold the future.
 """
 
 from __future__ import annotations
@@ -35,50 +35,53 @@ E = TypeVar("E", bound=BaseException)
 logger = logging.getLogger(__name__)
 
 _CREATING: Final = shared_lock()
-"""Held for a moment while any completion makes its Condition, or ends without one."""
+"""Lock that any completion holds for a moment while it makes its Condition, or sets an outcome without a
+Condition."""
 _Watcher = tuple[int, Any, Callable[[Any], object] | None, Any]
-"""The index of a message, its future, and the callback, or the waiter of concurrent.futures, that waits for the end."""
+"""A subscriber for a message's outcome: the message's index, its future, and a callback or a waiter of
+concurrent.futures."""
 
 
 class Completion(Struct, eq=False):
-    """The outcomes of messages that are sent together, whether they were handed over together or not. Thread-safe.
+    """The outcomes of messages that share a batch, even if several calls sent them. Thread-safe.
 
-    Either all messages have one outcome, `acknowledged` or `error`, or each part of the messages has its own.
-    `before_end` is called just before messages end, with the index of their first message, the index after their last
-    message, and the outcome.
+    Either all messages have one outcome, `acknowledged` or `error`, or each part of the messages has its own outcome.
+    `before_end` is called just before an outcome is set. Its arguments are the index of the first message, the index
+    after the last message, and the outcome.
     """
 
     before_end: BeforeEnd | None = None
     acknowledged: Acknowledged | None = None
     error: BaseException | None = None
     results: list[SendResult] | None = None
-    """The results of all messages, once the result of one was requested."""
+    """SendResults of all messages; None until the result of one message is requested."""
     _parts: list[tuple[int, int, Outcome]] | None = None
     _lock: threading.RLock | None = None
-    """Guards the outcomes once somebody waits. A `with` of an RLock is never left locked by a signal handler."""
+    """Guards the outcomes while a thread or an event loop waits. A signal handler never leaves an RLock held that is
+    taken in a `with` statement."""
     _condition: threading.Condition | None = None
-    """The condition of the lock: an outcome was set."""
+    """Notified when an outcome is set; uses `_lock`."""
     _watchers: list[_Watcher] = []
     _loops: dict[Any, list[tuple[int, Any]]] = {}
-    """By event loop, the index of each message that is awaited there, and the loop's future for it."""
+    """For each event loop, the indices of the messages that the loop awaits, each with the loop's future."""
     _process_id: int = field(default_factory=os.getpid)
-    """The process whose threads set the outcomes."""
+    """Id of the process that sends the messages. Waiting in another process (after a fork) is refused."""
 
     def end(self, outcome: Outcome, first: int, end: int, *, divided: bool = False) -> None:
         """Set the outcome of the messages from index `first` up to, but not including, `end`. Called once per message.
 
-        Without `divided`, these are all messages. Wakes waiting threads, wakes each waiting event loop once, and calls
-        the callbacks.
+        Without `divided`, the range covers all messages. Wakes waiting threads, wakes each waiting event loop once, and
+        calls the callbacks.
         """
         if isinstance(outcome, RaymqError):
-            outcome.__traceback__ = None  # its frames hold the messages
+            outcome.__traceback__ = None  # the traceback's frames hold the messages in memory
         if self.before_end is not None:
             self.before_end(first, end, outcome)
             if not divided:
                 self.before_end = None
         with _CREATING:
             condition = self._condition
-            if condition is None:  # nobody waits, or has a callback
+            if condition is None:  # no thread or event loop waits, and no callback was added
                 self._set(outcome, first, end, divided)
                 return
         with condition:
@@ -102,8 +105,11 @@ class Completion(Struct, eq=False):
         return self.acknowledged is not None or self._find(index) is not None
 
     def wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
-        """Wait for the outcome of message `index`. Returns the first index of the part that has this outcome, and the
-        outcome. Raises TimeoutError after `timeout_s`."""
+        """Wait for the outcome of message `index`.
+
+        Returns the first index of the part that has this outcome, and the outcome. Raises TimeoutError after
+        `timeout_s`.
+        """
         return self._find(index) or aside(self._wait, index, timeout_s)
 
     def _wait(self, index: int, timeout_s: float | None) -> tuple[int, Outcome]:
@@ -116,7 +122,8 @@ class Completion(Struct, eq=False):
             return found
 
     def result(self, index: int, timeout_s: float | None = None) -> SendResult:
-        """Wait for the SendResult of message `index`. Raises a copy of its error, or TimeoutError after `timeout_s`."""
+        """Wait for the SendResult of message `index`. Raises a copy of the message's error if its send failed, or
+        TimeoutError after `timeout_s`."""
         first, outcome = self.wait(index, timeout_s)
         if isinstance(outcome, BaseException):
             raise copied(outcome)
@@ -126,13 +133,14 @@ class Completion(Struct, eq=False):
         return results[index - first]
 
     def exception(self, index: int, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for a copy of the error of message `index`; None if the message was stored. Raises TimeoutError after
-        `timeout_s`."""
+        """Wait for the outcome of message `index`. Returns a copy of the message's error; None if the message was
+        stored. Raises TimeoutError after `timeout_s`."""
         outcome = self.wait(index, timeout_s)[1]
         return copied(outcome) if isinstance(outcome, BaseException) else None
 
     def condition(self) -> threading.Condition:
-        """Return the condition that guards the outcomes. The first call makes it."""
+        """Return the Condition of this completion. The first call makes it; later changes of outcomes hold its
+        lock."""
         condition = self._condition
         if condition is None:
             refuse_other_process(self._process_id, "send")
@@ -144,13 +152,14 @@ class Completion(Struct, eq=False):
         return condition
 
     def guard(self) -> threading.RLock:
-        """Return the lock of the condition."""
+        """Return the lock of this completion's Condition."""
         self.condition()
         assert self._lock is not None
         return self._lock
 
     def add_callback(self, index: int, future: SendFuture, callback: Callable[[Any], object]) -> None:
-        """Call `callback(future)` when message `index` has an outcome: now, or later in the thread that sets it."""
+        """Call `callback(future)` when message `index` has an outcome: at once if the outcome is set, else later in the
+        thread that sets it."""
         with self.guard():
             if not self.done(index):
                 self._watchers.append((index, future, callback, None))
@@ -162,12 +171,12 @@ class Completion(Struct, eq=False):
         self._watchers.append((index, future, None, waiter))
 
     def remove_waiter(self, index: int, waiter: Any) -> None:
-        """Forget a waiter. Called with the condition held."""
+        """Remove a waiter of concurrent.futures from message `index`. Called with the condition held."""
         self._watchers = [known for known in self._watchers if known[0] != index or known[3] is not waiter]
 
     def add_loop_waiter(self, index: int, loop: asyncio.AbstractEventLoop, waiting: asyncio.Future[None]) -> bool:
-        """End `waiting` in its loop when message `index` has an outcome. Returns False if it has one already; nothing
-        is done then."""
+        """Complete `waiting` in its loop when message `index` has an outcome. Returns False, and does nothing, if the
+        message has an outcome already."""
         with self.guard():
             if self.done(index):
                 return False
@@ -206,7 +215,7 @@ class Completion(Struct, eq=False):
 
 
 def _wake(loop: asyncio.AbstractEventLoop, waiting: list[asyncio.Future[None]]) -> None:
-    """End futures in their event loop, which is woken once."""
+    """Complete asyncio futures in their event loop, with a single wake-up of the loop."""
 
     def settle() -> None:
         for future in waiting:
@@ -236,7 +245,8 @@ def copied(error: E) -> E:
 
 
 class _Waiters:
-    """The list of waiters that concurrent.futures expects a future to have."""
+    """An empty list of waiters, which concurrent.futures expects as an attribute of a future; changes go to the
+    Completion."""
 
     __slots__ = ("_completion", "_future", "_index")
 
@@ -253,7 +263,7 @@ class _Waiters:
 if TYPE_CHECKING:
 
     class SendFuture(Future[SendResult]):
-        """The SendFuture below, for type checkers."""
+        """Declaration of SendFuture for type checkers; the class that runs is the Struct below."""
 
         def __init__(self, completion: Completion, index: int) -> None: ...
 
@@ -267,9 +277,9 @@ else:
     class SendFuture(Struct, frozen=True, gc=False):
         """The future of one message: its index in a Completion.
 
-        Users see a concurrent.futures.Future: `result`, `exception`, `done`, `add_done_callback`,
+        A SendFuture behaves as a concurrent.futures.Future: `result`, `exception`, `done`, `add_done_callback`,
         `concurrent.futures.wait` and `as_completed`, `asyncio.wrap_future`. It can be awaited, too. It cannot be
-        cancelled, because its message was handed over before. Two futures of one message are equal.
+        cancelled, because its message is already enqueued for sending. Two futures of one message are equal.
         """
 
         _completion: Completion
@@ -281,12 +291,13 @@ else:
 
         @property
         def place(self):
-            """The completion, and the message's index in it."""
+            """Return the completion, and the message's index in the completion."""
             return self._completion, self._index
 
         def result(self, timeout=None):
             results = self._completion.results
-            if results is not None:  # usual: a program waits for the first of many messages, then asks for each
+            # the usual case: a program waits for the first of many messages, then requests the result of each
+            if results is not None:
                 return results[self._index]
             return self._completion.result(self._index, timeout)
 
@@ -321,7 +332,7 @@ else:
         def __reduce__(self):
             raise TypeError("the future of a send cannot be pickled: ask for its result where the producer is")
 
-        # The attributes that concurrent.futures.wait and as_completed use.
+        # Attributes of a future that concurrent.futures.wait and as_completed use.
 
         @property
         def _condition(self):

@@ -1,12 +1,12 @@
-"""Hooks that a user's program gives to a producer: functions that watch each send, or forbid it.
+"""Hooks that a program gives to a producer: functions that observe each send, or forbid it.
 
-A `SendMessageHook` is called before a message is handed over and after its send has ended. Both calls get the same
-context, in whose `value` the hook may keep a value of its own. An exception of such a hook is logged and changes
-nothing. A `CheckForbiddenHook` runs before all `before_send` hooks. The caller of the send gets its exception, and
-nothing is sent.
+A `SendMessageHook` is called before a message is enqueued for sending and after its send has completed. Both calls get
+the same context, in whose `value` the hook may keep a value of its own. The producer logs an exception of such a hook
+and ignores it otherwise. A `CheckForbiddenHook` runs before all `before_send` hooks. If it raises, the caller of the
+send gets the exception, and nothing is sent.
 
 `before_send` and CheckForbiddenHooks run in the thread that sends. `after_send` runs before the send returns or its
-future ends: in a sender thread of the producer, or in the sending thread if the message could not be handed over. No
+future completes: in a sender thread of the producer, or in the sending thread if the message could not be enqueued. No
 hook may block.
 """
 
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One message and its send, as hooks see it.
+    """The context of one message's send, as hooks see it.
 
     `queue` is the queue that was selected first; `result.queue` is the queue that stores the message. After the send,
-    either `result` or `error` is set. `value` belongs to the hook.
+    either `result` or `error` is set. `value` is for the hook's own use.
     """
 
     group: str
@@ -44,7 +44,8 @@ class SendContext:
 
 
 class SendMessageHook(Protocol):
-    """Watches sends. `before_send` is called before a message is handed over, `after_send` after its send has ended."""
+    """Observes sends. `before_send` is called before a message is enqueued, `after_send` after its send has
+    completed."""
 
     def before_send(self, context: SendContext) -> None: ...
 
@@ -52,18 +53,19 @@ class SendMessageHook(Protocol):
 
 
 CheckForbiddenHook = Callable[[SendContext], None]
-"""Raises an exception for a message that must not be sent."""
+"""Hook that raises an exception for a message that must not be sent."""
 
 
 class SendHooks(SendObserver):
-    """The hooks of one producer, as one observer of its sends."""
+    """Calls all hooks of one producer; the producer uses it as a single observer of its sends."""
 
     watches = needs_objects = True
 
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
-        """Raises InvalidArgumentError for a coroutine or generator function, because a call would run none of it."""
+        """Raises InvalidArgumentError if a hook is a coroutine or generator function, because a call of it would not
+        run its body."""
         self._group = group
         self._watching, self._forbidding = tuple(watching), tuple(forbidding)
         called = [*self._forbidding, *(one for hook in self._watching for one in (hook.before_send, hook.after_send))]
@@ -72,22 +74,24 @@ class SendHooks(SendObserver):
                 raise InvalidArgumentError(f"send hook {function!r} is {kind}: make it a plain function")
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Return the messages as they are. The hooks see them when their queue is known."""
+        """Return the messages unchanged. The hooks are called later, when the queue of the messages is
+        selected."""
         return messages, _HookWatch(self._group, self._watching, self._forbidding)
 
 
 class _HookWatch(SendWatch):
-    """The hooks' contexts of the messages of one send."""
+    """Calls the hooks for the messages of one send, and keeps each hook's context for each message."""
 
     def __init__(
         self, group: str, watching: Sequence[SendMessageHook], forbidding: Sequence[CheckForbiddenHook]
     ) -> None:
         self._group, self._watching, self._forbidding = group, watching, forbidding
         self._contexts: list[list[tuple[SendMessageHook, SendContext]]] = []
-        """For each message, each hook with its context; empty until `selected` has called the hooks."""
+        """For each message, a list of the hooks with their contexts; empty until `selected` has called the
+        hooks."""
 
     def selected(self, messages: Sequence[Message], queue: MessageQueue) -> None:
-        """Call the CheckForbiddenHooks, whose exceptions refuse the send; then call each `before_send`."""
+        """Call each CheckForbiddenHook, whose exception refuses the send; then call each `before_send`."""
         for message in messages:
             for forbid in self._forbidding:
                 forbid(SendContext(self._group, message, queue))
@@ -101,7 +105,8 @@ class _HookWatch(SendWatch):
                 _call(hook.before_send, context)
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Call `after_send` for the messages with these indices whose `before_send` was called."""
+        """Call `after_send` for the messages with these indices. Messages whose `before_send` was not called are
+        skipped."""
         if not self._contexts:
             return
         results = outcome.results() if isinstance(outcome, Acknowledged) else repeat(None)

@@ -1,4 +1,5 @@
-"""SendObserver: what watches the sends of a producer. Metrics, the trace, spans and the user's hooks are one list.
+"""SendObserver: an interface for observers of a producer's sends. Metrics, the trace, spans and the user's hooks use
+it.
 
     begin ──► selected ──► put ──► sent, or failed
       │          │                    once per batch, when it ends: metrics and trace
@@ -6,9 +7,9 @@
       └ spans: start, and a context in each message ─────► end
 
 The pipeline (raymq.client.producer.pipeline) calls `begin` and the methods of the SendWatch that `begin` returns. The
-sender calls `sent` or `failed` for each batch that ends. A new observer overrides the methods that it needs; all others
-do nothing. No observer may block. An observer that fails must catch its own exceptions; only `SendWatch.selected` may
-raise, and then nothing is sent.
+sender calls `sent` or `failed` for each batch that completes. A new observer overrides the methods that it needs; the
+base methods do nothing. No observer may block. An observer must catch its own exceptions. Only `SendWatch.selected` may
+raise; the exception refuses the send.
 """
 
 from __future__ import annotations
@@ -25,42 +26,46 @@ from raymq.telemetry.trace.spans import SendSpan, Spans
 
 
 class SendWatch:
-    """One observer's watch over the messages of one send, from `SendObserver.begin` until each message has ended."""
+    """Follows the messages of one send for one observer, from `SendObserver.begin` until each message has succeeded or
+    failed."""
 
     def selected(self, messages: Sequence[Message], queue: MessageQueue) -> None:
-        """Take note that `messages` will be put into `queue`. An exception refuses the send; the caller gets it."""
+        """Called before `messages` are put into `queue`. An exception refuses the send; the caller of the send
+        gets it."""
 
     def ended(self, indices: Sequence[int], outcome: Outcome) -> None:
-        """Take note of the outcome of the messages with these indices. Several threads may call this method."""
+        """Called when the messages with these indices have an outcome. Several threads may call this method."""
 
     def abandoned(self, error: BaseException) -> None:
-        """Take note that the send failed with `error` before its messages had a queue, or that it was cancelled."""
+        """Called if the send failed with `error` before a queue was selected, or if the send was cancelled."""
 
 
 class SendObserver:
-    """Watches the sends of one producer. Thread-safe. Each method of this base class does nothing."""
+    """Observes the sends of one producer. Thread-safe. Each method of this base class does nothing."""
 
     watches = False
-    """True if `begin` has to see each send. A message of such a producer joins no open batch and takes no single
-    turn."""
+    """True if `begin` must be called for each send. The producer then uses neither open batches nor the single-send
+    shortcut, because both skip `begin`."""
     needs_objects = False
-    """True if the observer needs each message of `send_batch` as a Message, not as a row of MessageColumns."""
+    """True if the observer needs each message of `send_batch` as a Message instead of a row of MessageColumns."""
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Begin to watch a send of these messages of one topic. Returns the messages to send instead, and the watch."""
+        """Begin to observe a send of messages of one topic. Returns the messages to send in their place, and the
+        SendWatch or None."""
         return messages, None
 
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
     ) -> None:
-        """Take note that messages are stored in `topic`, `took_ms` after the first of them was handed over. `results`
-        makes their SendResults."""
+        """Called when messages are stored in `topic`. `results` makes their SendResults. `took_ms`: the time in
+        milliseconds since the first of the messages was enqueued."""
 
     def failed(self, topic: str, count: int, took_ms: float) -> None:
-        """Take note that `count` messages to `topic` failed, `took_ms` after the first of them was handed over."""
+        """Called when `count` messages to `topic` failed. `took_ms`: the time in milliseconds since the first of the
+        messages was enqueued."""
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
-        """Take note that a delayed message was recalled, or could not be recalled."""
+        """Called when a delayed message was recalled, or could not be recalled."""
 
     def transaction_ended(
         self,
@@ -72,12 +77,12 @@ class SendObserver:
         *,
         from_check: bool = False,
     ) -> None:
-        """Take note that the transaction of `message` ended with `state`. Both ids are those of its half message.
-        `from_check`: the broker had asked for the outcome."""
+        """Called when the transaction of `message` ended with `state`. Both ids belong to the half message.
+        `from_check`: the end answers a transaction check of the broker."""
 
 
 class SendFigures(SendObserver):
-    """Counts each message once for the metrics of this process, by topic and success."""
+    """Counts each message once in the metrics of this process, by topic and by success or failure."""
 
     def sent(
         self, topic: str, messages: Sequence[Message], results: Callable[[], Sequence[SendResult]], took_ms: float
@@ -91,7 +96,8 @@ class SendFigures(SendObserver):
 
 
 class SendTrace(SendObserver):
-    """Records sends, ends of transactions and recalls of the producer group `group` for the client's trace."""
+    """Records sends, ends of transactions and recalls in the client's trace. `group`: the producer group of the
+    records."""
 
     def __init__(self, group: str, dispatcher: TraceDispatcher) -> None:
         self._group, self._dispatcher = group, dispatcher
@@ -101,7 +107,7 @@ class SendTrace(SendObserver):
     ) -> None:
         """Record stored messages. The trace's own messages are not traced."""
         if topic != self._dispatcher.topic:
-            # No signal handler may interrupt the dispatcher, whose lock is shared with its thread.
+            # `put` takes the dispatcher's lock, shared with its thread; a signal handler must not interrupt `put`.
             aside(self._dispatcher.put, Sent(self._group, topic, messages, results, took_ms, now_ms()))
 
     def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
@@ -125,7 +131,7 @@ class SendTrace(SendObserver):
 
 
 class SendSpans(SendObserver):
-    """Makes an OpenTelemetry span of each send of the producer group `group`."""
+    """Makes an OpenTelemetry span for each send. `group`: the producer group that the spans name."""
 
     watches = True
 
@@ -133,13 +139,14 @@ class SendSpans(SendObserver):
         self._group, self._spans = group, spans
 
     def begin(self, messages: Sequence[Message]) -> tuple[Sequence[Message], SendWatch | None]:
-        """Start a span. Returns the messages with the span's context; no watch if the span is not recorded."""
+        """Start a span. Returns the messages with the span's context, and the watch; None as the watch if the span is
+        not recorded."""
         messages, span = self._spans.send_begins(self._group, messages)
         return messages, None if span is None else _SpanWatch(span)
 
 
 class _SpanWatch(SendWatch):
-    """Ends a span when all messages of its send have ended."""
+    """Ends a span when all messages of its send have an outcome."""
 
     def __init__(self, span: SendSpan) -> None:
         self._span = span
@@ -149,12 +156,13 @@ class _SpanWatch(SendWatch):
         self._span.ended(len(indices), outcome)
 
     def abandoned(self, error: BaseException) -> None:
-        """End the span with an error, unless it has ended."""
+        """End the span with an error, unless the span has ended."""
         self._span.fail(error)
 
 
 class _WatchedPart:
-    """Calls the watches of a send, then the sender's own `then`, when messages of one part of the send end."""
+    """Callback of a Completion for one part of a send: calls the send's watches, then the sender's callback
+    `then`."""
 
     def __init__(self, watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> None:
         self._watches, self._indices, self._then = watches, indices, then
@@ -167,5 +175,6 @@ class _WatchedPart:
 
 
 def before_end(watches: Sequence[SendWatch], indices: Sequence[int], then: BeforeEnd | None) -> BeforeEnd | None:
-    """Return the function for a Completion of the messages with these indices of one send; None if nobody needs it."""
+    """Return the `before_end` function of the Completion for the messages with these indices of one send. Returns None
+    if the send has no watches and no `then`."""
     return _WatchedPart(watches, indices, then) if watches else then

@@ -1,9 +1,9 @@
 """OpenBatches: the batches of one producer that gather further messages while their sender is busy.
 
-The first message of a batch goes the whole path of the pipeline. A later message joins the batch by `join`, which looks
-up the topic or the queue and appends the message: no route, no queue selection, no request. A batch is open for a short
-time, so that all its messages have nearly the same deadline, and until it is full, taken by its sender, or followed by
-another batch of its queue.
+The first message of a batch takes all steps of the pipeline. A later message joins the batch through `join`, which
+looks up the topic or the queue and appends the message. The later message needs no route, no queue selection and no
+request. A batch stays open for a short time only, so that all its messages have nearly the same deadline. It closes
+earlier if it is full, if its sender takes it, or if another batch of its queue follows it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from raymq.client.producer.senders.send_batch import SEALED, SendBatch, SendRequ
 from raymq.common.message import PLAIN_PROPERTIES, Message, MessageQueue
 
 _JOIN_TIMEOUT_SHARE: Final = 1 / 64
-"""The share of the send timeout for which a batch is open."""
+"""Fraction of the send timeout for which a batch stays open."""
 
 
 class OpenBatches:
-    """Thread-safe. `lock` is the producer's; methods whose names end in `_locked` are called while it is held.
+    """The open batches of one producer, by topic or queue. Thread-safe.
 
-    `send_timeout_s`: the producer's default. Messages with another timeout open no batch for others.
+    `lock` is the producer's lock; methods whose names end in `_locked` are called while it is held. `send_timeout_s`:
+    the producer's default timeout. A message with another timeout opens no batch for other messages.
     """
 
     def __init__(
@@ -36,13 +37,15 @@ class OpenBatches:
         self._lock, self._buffer, self._clock = lock, buffer, clock
         self._send_timeout_s = send_timeout_s
         self._batches: dict[str | MessageQueue, SendBatch] = {}
-        """By topic for messages without a destination; by queue for messages with one."""
+        """Open batches. The key is the topic for messages without a destination, and the queue for messages with a
+        destination."""
         self._key_queues: dict[str, tuple[tuple[MessageQueue, ...], float]] = {}
-        """By topic, all queues among which sharding keys choose, and the time until which they are valid."""
+        """For each topic, the queues from which sharding keys choose, and the monotonic time until which these queues
+        are valid."""
 
     def join(self, message: Message, where: DestinationOptions) -> SendFuture | None:
-        """Add a message to the open batch of its topic or queue. Returns None if the message cannot join a batch;
-        nothing is changed then."""
+        """Add a message to the open batch of its topic or queue. Returns None, and changes nothing, if the message
+        cannot join a batch."""
         if message.__class__ is not Message:
             return None
         plain = message.properties is PLAIN_PROPERTIES
@@ -54,7 +57,8 @@ class OpenBatches:
             cost = cost_bytes(message)
         now_s = self._clock()
         place = self._place(message, where, now_s) if where else message.topic
-        # A signal handler may raise after each call here, so the changes after `extend_locked` end with `append`.
+        # A signal handler may raise after each call in this block, so `append` is the last of the changes after
+        # `extend_locked`.
         with self._lock:
             batch = self._batches.get(place)
             if (
@@ -65,7 +69,7 @@ class OpenBatches:
                 return None
             messages = batch.messages
             if TYPE_CHECKING:
-                assert isinstance(messages, list)  # as in every open batch
+                assert isinstance(messages, list)  # the messages of an open batch are always a list
             index = len(messages)
             if not self._buffer.extend_locked(cost, 1):
                 return None
@@ -78,8 +82,8 @@ class OpenBatches:
         return SendFuture(batch.completion, index)
 
     def add_locked(self, batch: SendBatch, request: SendRequest, queue: MessageQueue) -> int | None:
-        """Add the only message of a request to a batch that waits in its queue. Returns its index in the batch; None if
-        the message may not join."""
+        """Add the single message of a request to a waiting batch of its queue. Returns the message's index in the
+        batch; None if the message may not join."""
         [message] = request.messages
         if (
             batch.cost_bytes + request.cost_bytes > batch.limit_bytes
@@ -92,7 +96,7 @@ class OpenBatches:
         ):
             return None
         if TYPE_CHECKING:
-            assert isinstance(batch.messages, list)  # as in every batch with room
+            assert isinstance(batch.messages, list)  # the messages of a batch with free space are always a list
         index = len(batch.messages)
         batch.messages.append(message)
         batch.plain = batch.plain and request.plain
@@ -102,8 +106,11 @@ class OpenBatches:
         return index
 
     def open_locked(self, batch: SendBatch, stored: MessageQueue, *, any_may_join: bool) -> None:
-        """Let further messages join a new batch, which the queue `stored` stores. `any_may_join`: also by `join`, which
-        checks no message; without it, only by `add_locked`."""
+        """Open a new batch for further messages. `stored`: the queue that stores the batch.
+
+        `any_may_join`: messages may join through `join`, which checks no message. If false, messages join only through
+        `add_locked`.
+        """
         open_for_s = batch.timeout_s * _JOIN_TIMEOUT_SHARE
         batch.join_until_s = self._clock() + open_for_s
         batch.deadline_s += open_for_s
@@ -119,26 +126,28 @@ class OpenBatches:
             self._batches[batch.topic if batch.movable else batch.queue] = batch
 
     def close_locked(self, batch: SendBatch) -> None:
-        """Forget a batch whose messages have ended."""
+        """Remove a batch whose messages have an outcome, so that no message joins the batch."""
         place = batch.topic if batch.movable else batch.queue
         if self._batches.get(place) is batch:
             del self._batches[place]
 
     def clear_locked(self) -> None:
-        """Forget all batches: no message joins them any more."""
+        """Remove all open batches. No message joins them any more."""
         self._batches.clear()
 
     def gathered(self, topic: str) -> int:
-        """Return the number of messages in the open batch of a topic; 0 if there is none."""
+        """Return the number of messages in the open batch of a topic; 0 if the topic has no open batch."""
         batch = self._batches.get(topic)
         return 0 if batch is None else len(batch.messages)
 
     def note_key_queues(self, topic: str, queues: tuple[MessageQueue, ...]) -> None:
-        """Let `join` choose among all `queues` of a topic by sharding key, for KEY_QUEUES_VALID_S."""
+        """Cache all `queues` of a topic for KEY_QUEUES_VALID_S, so that `join` can choose a queue by sharding
+        key."""
         self._key_queues[topic] = queues, self._clock() + KEY_QUEUES_VALID_S
 
     def _place(self, message: Message, where: DestinationOptions, now_s: float) -> str | MessageQueue:
-        """Return the key of `_batches` for a message with a destination; "" if only the route can tell its queue."""
+        """Return the key in `_batches` for a message with a destination. Returns "" if only the route determines the
+        queue."""
         queue, key = own_queue(message, where), where.get("sharding_key")
         if queue is not None:
             return queue

@@ -24,20 +24,21 @@
                 it, sends it, and retries it.
     wait      The caller waits for the Completion of its batch (raymq.client.producer.completion), or gets a future.
 
-Two short cuts skip most steps, for messages without special wishes. Neither is open to a producer with an observer that
-watches each send.
+Two shortcuts skip most steps, for messages without special options. A producer uses neither shortcut if one of its
+observers observes each send.
 
     open batch   A message of `send_async` joins the batch that gathers for its topic or queue. The batch's first
-                 message went the whole path. raymq.client.producer.open_batches
+                 message took all steps. raymq.client.producer.open_batches
     single send  For a few milliseconds, a message of `send` goes to the queue of the message before, in its caller's
                  thread. raymq.client.producer.single_sends
 
 To add a check, write it in `check`, or in `check_types` if it depends on the topic. `SingleSends.send` and
-`OpenBatches.join` skip both, so they must refuse each message that the check might refuse: see what they do with the
-size of a body, and what `_put_locked` does with `attributes.takes_normal` and `attributes.is_compacted`.
+`OpenBatches.join` skip both functions, so they must refuse each message that the new check might refuse. For examples,
+see how they test the size of a body, and how `_put_locked` uses `attributes.takes_normal` and
+`attributes.is_compacted`.
 
-One lock guards the open batches, the buffer pool and the states of the senders. No code that blocks, and no code of the
-user, runs while it is held.
+One lock guards the open batches, the buffer pool and the states of the senders. While it is held, no code blocks, and
+no code of the user runs.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ from raymq.remoting.storage_client import StorageClient
 
 
 class SendPipeline:
-    """The steps of a send, for Producer, AsyncProducer, `send_table` and RepeatableWriter. Thread-safe."""
+    """Carries out the steps of each send, for Producer, AsyncProducer, `send_table` and RepeatableWriter.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -98,12 +100,14 @@ class SendPipeline:
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
-        """`routes` finds topics by their names in the namespace `names`. The other arguments are those of Producer."""
+        """`routes` finds topics by their names in the namespace `names`. The other arguments are explained in
+        Producer."""
         self.settings = settings
         self._routes, self._clock = routes, clock
         self._watching = [observer for observer in observers if observer.watches]
         self.needs_objects = any(observer.needs_objects for observer in observers)
-        """True if `check_batch` must not make columns of the messages."""
+        """True if an observer needs Message objects, so that `check_batch` must not convert the messages to
+        columns."""
         self._lock = lock = threading.Lock()
         self.buffer = BufferPool(settings.max_buffered_bytes, settings.max_buffered_messages, lock)
         self.open_batches = OpenBatches(lock, self.buffer, clock, settings.send_timeout_s)
@@ -126,13 +130,13 @@ class SendPipeline:
             observers=tuple(observers),
         )
         self._senders: dict[str, Sender] = {}
-        """By broker name."""
+        """Senders, by broker name."""
         self.single_sends = SingleSends(
             self._context, self._turns, self._senders, lambda topic: self._usable_route(topic, keyed=False)
         )
         self._closed = False
 
-    # The whole path
+    # All steps of a send
 
     def hand_over(
         self,
@@ -143,10 +147,11 @@ class SendPipeline:
         together: bool = False,
         at_once: bool = False,
     ) -> PlacedSend:
-        """Take messages of one topic along the whole path. Waits up to `timeout_s` for the route, and again for space.
+        """Enqueue messages of one topic for sending, through all steps of the pipeline.
 
-        `together`: all messages must go to one queue. `at_once`: send in this thread if nothing is in flight to the
-        broker; on return, that send has ended, or the sender's thread continues it.
+        Waits up to `timeout_s` for the route, and again up to `timeout_s` for buffer space. `together`: all messages
+        must go to one queue. `at_once`: send in this thread if nothing is in flight to the broker. On return, that send
+        has completed, or the sender's thread continues it.
         """
         topic = self.check(messages)
         destination = Destination(**where) if where else ANYWHERE
@@ -164,13 +169,13 @@ class SendPipeline:
             sender.send_at_once(placed.batches[0][0], target)
         return placed
 
-    # Its steps
+    # The single steps of a send
 
     def check(self, messages: Sequence[Message]) -> str:
         """Check messages of one topic, without the topic's route. Returns the topic.
 
-        Raises MessageIllegalError for a message, IllegalNameError for the topic, ClientStateError if the producer is
-        closed. Nothing was sent then.
+        Raises MessageIllegalError if a message is invalid, IllegalNameError if the topic is not a user's topic, or
+        ClientStateError if the producer is closed. Nothing is sent after an error.
         """
         longest = self.settings.max_message_size_bytes
         is_checked = isinstance(messages, MessageColumns) and int(messages.bodies.sizes.max()) <= longest
@@ -198,7 +203,7 @@ class SendPipeline:
     ) -> SendRequest:
         """Make a request of messages that `check` has accepted. No buffer space is allocated yet: `generation` is -1.
 
-        `before_end` is called for parts of the messages just before these parts end.
+        `before_end` is called for parts of the messages just before the outcome of these parts is set.
         """
         watches: list[SendWatch] = []
         for observer in self._watching:
@@ -220,10 +225,11 @@ class SendPipeline:
         )
 
     def route(self, topic: str, timeout_s: float, *, keyed: bool) -> TopicRoute:
-        """Return the route of a topic to send to. If the topic does not exist, it is created if the cluster does that.
+        """Return a topic's route for sending. If the topic does not exist, it is created if the cluster allows
+        automatic creation.
 
-        `keyed`: the messages name a queue, so the route must have all queues of the topic. Without it, one queue that
-        can be written is enough. Waits up to `timeout_s` for such a route; in a callback of a send, it does not wait.
+        `keyed`: the message's destination chooses a queue, so the route must have all queues of the topic. Otherwise
+        one writable queue is enough. Waits up to `timeout_s` for such a route; does not wait in a callback of a send.
         Raises TopicNotExistError, NoPermissionError, or ServiceNotAvailableError after `timeout_s`.
         """
         try:
@@ -238,10 +244,10 @@ class SendPipeline:
         return 0.0 if self.settings.when_full == "raise" or in_sender() else timeout_s
 
     def put(self, route: TopicRoute, request: SendRequest, *, at_once: bool = False) -> PlacedSend:
-        """Give messages, whose buffer space is allocated, to the sender of their queue. Waits for nothing.
+        """Give messages, whose buffer space is allocated, to the sender of their queue, without waiting.
 
-        With `at_once`, the result's `at_once` may name a sender: the caller must call its `send_at_once` then. After an
-        error nothing is sent, and the buffer space is free again.
+        With `at_once`, the result's `at_once` may name a sender: the caller must call the sender's `send_at_once` next.
+        After an error nothing is sent, and the buffer space is free again.
         """
         try:
             if route.attributes.restricts:
@@ -293,9 +299,10 @@ class SendPipeline:
         *,
         at_once: bool,
     ) -> tuple[PlacedSend, list[Future[None]]]:
-        """Let the parts of a request join the batch that waits in their queue, or make batches of them.
+        """Add the message of a request to the batch that waits in its queue, or make batches of the request's parts.
 
-        Returns the places of the messages, and the futures of flushes that the caller must end without the lock.
+        Returns the batch and index of each message, and the futures of flushes that the caller must complete without
+        the lock.
         """
         special = request.together or request.before_end is not None or bool(self._watching)
         joins = not special and len(request.messages) == 1
@@ -325,7 +332,7 @@ class SendPipeline:
             sender.put_locked(batch)
         return placed, []
 
-    # The senders
+    # Senders
 
     def _sender(self, broker_name: str) -> Sender:
         sender = self._senders.get(broker_name)
@@ -339,16 +346,17 @@ class SendPipeline:
         return sender
 
     def _move(self, batch: SendBatch, broker_name: str) -> bool:
-        """Give a batch to another broker than `broker_name`, which fails. False if the batch stays unchanged."""
+        """Move a batch from the failing broker `broker_name` to another broker. Returns False if the batch stays
+        unchanged."""
         try:
             queue = self._turns.next_at_another_broker(self._routes.get(batch.topic), broker_name, self._clock())
             if queue is None:
                 return False
             sender = self._sender(queue.broker_name)
         except RaymqError:
-            return False  # the topic's route is not known now, or this producer is being closed
+            return False  # the topic's route is unknown at the moment, or this producer is closing
         before, stored = batch.sends.queue, queue
-        if before.topic != batch.topic:  # a delayed message: it waits in the same queue of the other broker
+        if before.topic != batch.topic:  # the batch is delayed: it waits in the same system queue of the other broker
             stored = MessageQueue(before.topic, queue.broker_name, before.queue_id)
         with self._lock:
             if self._closed or sender.closed:
@@ -357,7 +365,7 @@ class SendPipeline:
             sender.put_locked(batch)
         return True
 
-    # The end
+    # Closing
 
     def require_open(self) -> None:
         """Raise ClientStateError if the producer is closed."""
@@ -365,14 +373,16 @@ class SendPipeline:
             raise closed_error()
 
     def flushed(self) -> Future[None]:
-        """Return a future that ends when each message handed over so far has ended."""
+        """Return a future that completes when each message enqueued so far has an outcome."""
         flush = self.buffer.flushed()
         with self._lock:
-            self.open_batches.clear_locked()  # the flush does not wait for messages of later batches
+            # so that later messages open new batches, for which the flush does not wait
+            self.open_batches.clear_locked()
         return flush
 
     def stop(self) -> list[Sender] | None:
-        """Refuse further messages. Returns the senders, for the caller to close; None if an earlier call did that."""
+        """Refuse further messages. Returns the senders, which the caller must close; None if an earlier call returned
+        them."""
         with self._lock:
             stops, self._closed = not self._closed, True
             self.open_batches.clear_locked()

@@ -1,7 +1,7 @@
 """Producer: the calls with which a program sends messages, requests and replies.
 
 `send` and `send_batch` wait for the acknowledgement, `send_async` returns a future, and `send_oneway` returns nothing.
-SendPipeline (raymq.client.producer.pipeline) describes the path of a message, and carries it out.
+SendPipeline (raymq.client.producer.pipeline) implements the path of a message.
 
 Guarantees:
 
@@ -56,18 +56,19 @@ if TYPE_CHECKING:
     from raymq.client.producer.table import TableResult
 
 _MARGIN_S: Final = 5.0
-"""The time in seconds that a waiting `send` allows the sender thread beyond its timeout and the last attempt."""
+"""Time in seconds that a blocking `send` waits for the sender thread beyond the send timeout and the last
+attempt."""
 
 REQUEST_TIMEOUT_S: Final = 3.0
-"""The default time for a request and its reply, as in RocketMQ."""
+"""Default timeout in seconds for a request and its reply together, as in RocketMQ."""
 
 
 class Producer(Closing):
     """Sends messages. Thread-safe; made by `Client.producer`, closed by `close` or `with`.
 
-    Each send takes, beside its messages, their destination (raymq.client.producer.queue_selector.DestinationOptions):
-    `sharding_key="user-9"`, or `queue=MessageQueue(...)`, or `selector=function, argument=...`. Without a destination,
-    the topic's queues take turns.
+    Each send accepts the destination of its messages as keyword arguments
+    (raymq.client.producer.queue_selector.DestinationOptions): `sharding_key="user-9"`, or `queue=MessageQueue(...)`, or
+    `selector=function, argument=...`. Without a destination, the producer sends to the topic's queues in turn.
 
     A producer cannot be pickled: make one in each process that sends.
     """
@@ -88,7 +89,8 @@ class Producer(Closing):
         clock: Callable[[], float] = time.monotonic,
         pauses: Callable[[], Pauses] = Backoff,
     ) -> None:
-        """`observers`: beside the metrics and the hooks of `settings`. `clock`: monotonic time in seconds."""
+        """`observers`: further observers of sends, beside the metrics and the hooks of `settings`. `clock`: monotonic
+        time in seconds."""
         self.group = check_group(group)
         self.names = names
         self.settings = settings = settings or ProducerSettings()
@@ -117,12 +119,13 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is stored as durably as the cluster's settings require.
 
-        A message with a sharding key, a selector or a queue goes to that queue only. While the queue's broker is away,
-        the message waits. Raises TopicNotExistError, NoPermissionError (the topic must not be written),
-        ClientStateError (closed), SystemBusyError (no space in the buffer for the whole timeout),
-        ServiceNotAvailableError (no broker for the message came back in time), or SendUnknownError if no
-        acknowledgement came within `timeout_s` (default: the producer's). After SendUnknownError the message may be
-        stored; after each other error it is not stored.
+        A message with a sharding key, a selector or a queue goes to that queue only. While the queue's broker is
+        unreachable, the message waits. `timeout_s`: by default the producer's send timeout.
+
+        Raises TopicNotExistError; NoPermissionError if the topic is not writable; ClientStateError if the producer is
+        closed; SystemBusyError if the buffer had no space for the whole timeout; ServiceNotAvailableError if no broker
+        for the message became reachable in time; SendUnknownError if no acknowledgement arrived in time. After
+        SendUnknownError the message may be stored; after each other error it is not stored.
         """
         _refuse_in_callback("send")
         timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -135,12 +138,13 @@ class Producer(Closing):
 
     @direct
     def send_async(self, message: Message, **where: Unpack[DestinationOptions]) -> Future[SendResult]:
-        """Hand over one message and return at once. The future ends as `send` does.
+        """Enqueue one message for sending and return a future, which has the result or the error that `send` would
+        have.
 
-        Blocks only while the buffer is full, and raises SystemBusyError if the buffer stays full for the send timeout.
-        It also blocks while no NameServer can tell if the topic exists, and raises ServiceNotAvailableError after the
-        send timeout. Callbacks of the future run in the thread that sends: they should be short, and must not wait for
-        another send. The future can be awaited, too.
+        Blocks only while the buffer is full, or while no NameServer can answer if the topic exists. After the send
+        timeout, raises SystemBusyError for the full buffer, or ServiceNotAvailableError for the missing NameServer.
+        Callbacks of the future run in the thread that sends: they should be short, and must not wait for another send.
+        The future can be awaited, too.
         """
         future = self._open_batches.join(message, where)
         if future is None:
@@ -152,11 +156,11 @@ class Producer(Closing):
     def send_batch(
         self, messages: Iterable[Message], *, timeout_s: float | None = None, **where: Unpack[DestinationOptions]
     ) -> Sequence[SendResult]:
-        """Send messages of one topic, one after another, into one queue. Returns their results, in order.
+        """Send messages of one topic, in order, to one queue. Returns their results, in order.
 
-        RocketMQ refuses delayed messages in a batch. Here they go to the queues in which they wait, and the other
-        messages go to one queue. If a message is not legal (MessageIllegalError), nothing is sent. After a later error,
-        a part of the batch may be stored. The other errors are those of `send`.
+        RocketMQ refuses delayed messages in a batch. raymq sends them to the queues in which delayed messages wait, and
+        the other messages to one queue. If a message is not legal (MessageIllegalError), nothing is sent. After a later
+        error, a part of the batch may be stored. The other errors are the errors of `send`.
         """
         _refuse_in_callback("send_batch")
         batch = check_batch(messages, as_objects=self.pipeline.needs_objects)
@@ -174,7 +178,7 @@ class Producer(Closing):
 
     @direct
     def send_oneway(self, message: Message, **where: Unpack[DestinationOptions]) -> None:
-        """Hand over one message without learning its result. It is retried as each other message."""
+        """Enqueue one message for sending, without a result. The producer retries it like any other message."""
         if self._open_batches.join(message, where) is None:
             aside(self.pipeline.hand_over, [message], where, self.settings.send_timeout_s)
 
@@ -183,11 +187,11 @@ class Producer(Closing):
 
         The column `body` (binary or string) is required. Optional columns, null for a row without a value: `tags`
         (string), `keys` (string or list of strings), `properties` (map of string to string), `sharding_key` (string or
-        integer). All rows are checked before the first is sent: InvalidArgumentError for the columns,
-        MessageIllegalError for a row. Rows with one sharding key go to one queue in their order, and the other rows go
-        to queues in turn. Memory beside the table is bounded by the producer's buffer.
+        integer). All rows are checked before the first is sent. Raises InvalidArgumentError if a column is invalid, and
+        MessageIllegalError if a row is. Rows with one sharding key go to one queue in their order; the other rows go to
+        the topic's queues in turn. The producer's buffer limits the memory beside the table.
 
-        If sending fails later, the error's notes tell how many rows were acknowledged.
+        If sending fails later, the error's notes contain the number of acknowledged rows.
         """
         from raymq.client.producer.table import send_table
 
@@ -201,8 +205,8 @@ class Producer(Closing):
     ) -> MessageExt:
         """Send a message, and wait for the reply of its consumer.
 
-        Raises RequestTimeoutError if no reply comes within `timeout_s`, which includes the send: the consumer may have
-        carried out the request, and a later reply is dropped. Raises SystemBusyError while REQUESTS_MAX requests of
+        Raises RequestTimeoutError if no reply arrives within `timeout_s`, which includes the send. The consumer may
+        still have processed the request; a late reply is dropped. Raises SystemBusyError while REQUESTS_MAX requests of
         this client wait. If sending fails, raises the errors of `send`, and waits for no reply.
         """
         _refuse_in_callback("request")
@@ -217,8 +221,9 @@ class Producer(Closing):
     def request_async(
         self, message: Message, *, timeout_s: float = REQUEST_TIMEOUT_S, **where: Unpack[DestinationOptions]
     ) -> Future[MessageExt]:
-        """Send a message as `send_async` does. The future ends as `request` does, and cannot be cancelled. Its
-        callbacks run in a thread that receives replies: they should be short."""
+        """Send a request as `send_async` does, and return a future of the reply. The future has the reply or the error
+        of `request`, and cannot be cancelled. Its callbacks run in a thread that receives replies: they should be
+        short."""
         pending = self.begin_request(message, timeout_s)
         try:
             self.send_async(pending.message, **where).add_done_callback(pending.sent)
@@ -228,8 +233,8 @@ class Producer(Closing):
         return pending.future
 
     def begin_request(self, message: Message, timeout_s: float) -> PendingRequest:
-        """Begin to wait for the reply to a request, which the caller sends next. The first request to a broker group
-        makes remote calls."""
+        """Register a request that waits for a reply; the caller sends the request's message next. The first request to
+        a broker group makes remote calls."""
         if self._requests is None:
             raise ClientStateError("this producer takes no replies; make one with client.producer(...)")
         topic = self.pipeline.check([message])
@@ -246,9 +251,9 @@ class Producer(Closing):
     ) -> SendResult:
         """Reply to a request that a pull consumer returned. A listener replies with ``return raymq.reply(body)``.
 
-        Raises CreateReplyMessageError if the message is no request; RequesterGoneError if the reply is stored and the
-        broker reports that its requester is gone; otherwise the errors of `send`. A late reply is stored, too; its
-        requester drops and counts it.
+        Raises CreateReplyMessageError if the message is not a request. Raises RequesterGoneError if the reply is stored
+        but the broker reports that its requester has disconnected. Otherwise raises the errors of `send`. A late reply
+        is also stored; its requester drops and counts it.
         """
         if self._requests is None:
             raise ClientStateError("this producer sends no replies; make one with client.producer(...)")
@@ -259,18 +264,19 @@ class Producer(Closing):
 
     @direct
     def request_statistics(self) -> RequestStatistics:
-        """Return the numbers of requests of this producer's client, by their outcome."""
+        """Return the number of requests of this producer's client, by their outcome."""
         if self._requests is None:
             return RequestStatistics(0, 0, 0, 0, 0)
         return self._requests().statistics()
 
     def recall(self, topic: str, handle: str, *, timeout_s: float | None = None) -> str:
-        """Take back a message that waits for its `deliver_at_ms`, by the `recall_handle` of its SendResult. Returns the
+        """Recall a message that waits for its `deliver_at_ms`, by the `recall_handle` of its SendResult. Returns the
         message's id. After the return the message is never delivered.
 
-        Raises RecallError if the handle is invalid or of another topic, or if the message was already due;
-        TopicNotExistError; ServiceNotAvailableError or RequestTimeoutError if no store answers for `timeout_s`
-        (default: the send timeout). After these two errors the message may be recalled; the call may be repeated.
+        Raises RecallError if the handle is invalid or belongs to another topic, or if the message was already due.
+        Raises TopicNotExistError if the topic does not exist. Raises ServiceNotAvailableError or RequestTimeoutError if
+        no store answers for `timeout_s` (default: the send timeout). After these two errors the message may be
+        recalled; the call may be repeated.
         """
         _refuse_in_callback("recall")
         self.pipeline.require_open()
@@ -291,9 +297,9 @@ class Producer(Closing):
         return found.message_id
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until each message handed over so far was acknowledged or has failed, which its future tells.
+        """Wait until each message enqueued so far is acknowledged or has failed. The futures hold the outcomes.
 
-        Messages that other threads hand over during the call are not waited for. Raises RequestTimeoutError after
+        The call does not wait for messages that other threads enqueue during it. Raises RequestTimeoutError after
         `timeout_s`. The default is twice the send timeout, which only a send with a longer timeout of its own exceeds.
         """
         _refuse_in_callback("flush")
@@ -305,15 +311,16 @@ class Producer(Closing):
 
     @property
     def flush_timeout_s(self) -> float:
-        """The time in seconds that `flush` and `close` wait by default: twice the send timeout."""
+        """Default time in seconds that `flush` and `close` wait: twice the send timeout."""
         return 2 * self.settings.send_timeout_s
 
     def close(self) -> None:
-        """Flush, then end the sender threads. Idempotent: a second call waits until the first call has closed.
+        """Flush, then stop the sender threads. Idempotent: a second call waits until the first call has closed the
+        producer.
 
-        Messages handed over before are acknowledged, or their futures fail. Later sends, in other threads too, raise
-        ClientStateError. In a callback of a send's future, which must not wait, `close` returns at once, and a thread
-        closes the producer.
+        Messages enqueued before are acknowledged, or their futures fail. Later sends, in other threads too, raise
+        ClientStateError. In a callback of a send's future, which must not wait, `close` returns at once, and another
+        thread closes the producer.
         """
         if in_sender():
             threading.Thread(target=self.close, name="producer-close", daemon=True).start()
@@ -336,7 +343,8 @@ class Producer(Closing):
         raise TypeError("a raymq producer cannot be pickled: call raymq.connect().producer(...) where it is used")
 
     def _wait(self, completion: Completion, index: int, timeout_s: float) -> SendResult:
-        """Return the result of a message. Raises SendUnknownError if the send has not ended long after its deadline."""
+        """Return the result of a message. Raises SendUnknownError if the send has no outcome long after its
+        deadline."""
         if completion.acknowledged is not None:
             return completion.acknowledged.results()[index]
         try:
@@ -348,6 +356,7 @@ class Producer(Closing):
 
 
 def _refuse_in_callback(call: str) -> None:
-    """Raise ClientStateError in a sender thread, which would wait for itself."""
+    """Raise ClientStateError if the caller runs in a sender thread, because `call` would wait for that thread
+    itself."""
     if in_sender():
         raise ClientStateError(f"a callback of a send's future must not call {call}, which waits; use send_async there")

@@ -1,10 +1,10 @@
-"""Queue selection: chooses the queue of a message. The time is an argument.
+"""Queue selection: chooses the queue of a message. The functions take the current time as an argument.
 
-Without a destination, a topic's queues take turns (`QueueTurns`). A program that needs an order, or a certain queue,
-gives a `Destination`: a sharding key that is hashed, a selector function, or the queue itself. Such a message goes to
-that queue only. While the queue's broker is away, the message waits, up to the send timeout. Keys and selectors choose
-among all queues of the topic, reachable or not, so no fault moves a key to another queue. Order holds within a queue.
-If the topic gets more queues, keys move.
+Without a destination, messages go to a topic's queues in turn (`QueueTurns`). A program that needs an order, or a
+certain queue, gives a `Destination`: a sharding key that is hashed, a selector function, or the queue itself. Such a
+message goes to that queue only. While the queue's broker is unreachable, the message waits, up to the send timeout.
+Keys and selectors choose among all queues of the topic, reachable or not, so no fault moves a key to another queue.
+Order holds within a queue. If the topic gets more queues, keys may map to other queues.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from raymq.common.protocol.route import PERM_WRITE, TopicRoute
 from raymq.records.format.hashing import java_hash
 
 TURN_MAX_MESSAGES: Final = 256
-"""The number of messages after which the next queue has its turn."""
+"""Number of messages to one queue after which the producer switches to the topic's next queue."""
 TURN_MAX_S: Final = 0.002
-"""The time in seconds after which the next queue has its turn, even if few messages were sent."""
+"""Time in seconds after which the producer switches to the topic's next queue, even if few messages were sent."""
 KEY_QUEUES_VALID_S: Final = 0.1
-"""Time for which a producer uses the queues of a topic's sharding keys, or a named queue, without asking its routes."""
+"""Time in seconds for which a producer reuses a topic's queues, for sharding keys and named queues, before it reads the
+route again."""
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
-"""Chooses one of a topic's queues for a message. The arguments are the queues in their order, the message, and the
-`argument` of the send.
+"""Function that chooses one of a topic's queues for a message. The arguments are the queues in their order, the
+message, and the `argument` of the send.
 
-The queues include those of brokers that are away. Otherwise a selector that counts queues would move keys.
+The queues include the queues of unreachable brokers. Otherwise a selector that uses the number of queues would move
+keys.
 """
 
 
@@ -41,9 +43,9 @@ class DestinationOptions(TypedDict, total=False):
     """The keyword arguments of a send that choose its queue: at most one of `sharding_key`, `queue`, `selector`.
 
     `sharding_key`: messages with the same key go to the same queue, in the order of the sends. A text is hashed as a
-    Java String, a number as a Java Integer or Long. `queue`: this queue. `selector`: the queue that
-    `selector(queues, message, argument)` returns. Each choice is among all queues of the topic. The send waits up to
-    the send timeout for a broker that is away.
+    Java String, a number as a Java Integer or Long. `queue`: the queue itself. `selector`: the queue that
+    `selector(queues, message, argument)` returns. Keys and selectors choose among all queues of the topic. If the
+    queue's broker is unreachable, the send waits for the broker up to the send timeout.
     """
 
     sharding_key: str | int | None
@@ -54,7 +56,8 @@ class DestinationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The DestinationOptions of a send, as a value. Raises InvalidArgumentError if they choose a queue twice."""
+    """The DestinationOptions of a send, as a value. Raises InvalidArgumentError if more than one option chooses the
+    queue."""
 
     sharding_key: str | int | None = None
     queue: MessageQueue | None = None
@@ -79,10 +82,10 @@ class Destination:
         return self.sharding_key is not None or self.queue is not None or self.selector is not None
 
     def select(self, route: TopicRoute, message: Message) -> MessageQueue:
-        """Return the queue of a message, for a `fixed` destination. The queue's broker may be away.
+        """Return the queue of a message, for a `fixed` destination. The queue's broker may be unreachable.
 
-        Raises NoPermissionError if the topic or the queue must not be written; InvalidArgumentError if the queue, or
-        the selector's choice, is no queue of the topic; ServiceNotAvailableError while some of the topic's queues are
+        Raises NoPermissionError if the topic or the queue is not writable; InvalidArgumentError if the queue, or the
+        selector's choice, does not belong to the topic; ServiceNotAvailableError while some of the topic's queues are
         unknown.
         """
         if self.queue is not None:
@@ -98,22 +101,24 @@ class Destination:
 
 
 ANYWHERE: Final = Destination()
-"""The destination of a message that may go to each queue of its topic."""
+"""The destination of a message that may go to any queue of its topic."""
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, argument: str | int) -> MessageQueue:
-    """A selector: the absolute value of the argument's hash, modulo the number of queues. The hash is Java's, of a
-    String, Integer or Long."""
+    """Select a queue by hash: the absolute value of the argument's hash, modulo the number of queues. The hash is
+    Java's hash of a String, Integer or Long."""
     return queues[abs(_java_hash_code(argument)) % len(queues)]
 
 
 def select_queue_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
-    """A selector: a random queue, even if its broker is away. Without a selector, such queues are skipped."""
+    """Select a random queue, even if its broker is unreachable. A send without a selector skips the queues of
+    unreachable brokers."""
     return secrets.choice(queues)
 
 
 def checked_key(key: object) -> str | int:
-    """Return the sharding key. Raises InvalidArgumentError unless it is a text or an integer of 64 bits."""
+    """Return a valid sharding key unchanged. Raises InvalidArgumentError unless the key is a text or an integer of 64
+    bits."""
     return key if isinstance(key, str) else whole_number("sharding_key", key, -(2**63), 2**63 - 1)
 
 
@@ -129,8 +134,8 @@ def _java_hash_code(value: str | int) -> int:
 
 
 def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
-    """Return `queue` after checking that it belongs to the topic of `route`. Its broker may be away. Raises the errors
-    of `Destination.select`."""
+    """Return `queue` after a check that it belongs to the topic of `route`. The queue's broker may be unreachable.
+    Raises the errors of `Destination.select`."""
     if queue.topic != route.topic:
         raise InvalidArgumentError(f"a message for topic {route.topic!r} cannot be sent to {queue}, of another topic")
     if queue in route.publish_queues:
@@ -146,8 +151,8 @@ def named_queue(route: TopicRoute, queue: MessageQueue) -> MessageQueue:
 
 
 def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | None:
-    """Return the queue that a destination names, if it is a queue of the message's topic. None for all other
-    destinations, which Destination checks."""
+    """Return the queue that a destination names, if the queue belongs to the message's topic. Returns None for any
+    other destination, because the class Destination checks it."""
     queue = where.get("queue")
     if len(where) != 1 or queue.__class__ is not MessageQueue or queue.queue_id.__class__ is not int:
         return None
@@ -156,7 +161,8 @@ def own_queue(message: Message, where: DestinationOptions) -> MessageQueue | Non
 
 @dataclass(slots=True)
 class _Turn:
-    """The turn of `queue`, one of a topic's `queues`. It began at `since_s`, and `used` messages were sent so far."""
+    """The current turn of `queue`, one of a topic's `queues`. The turn began at `since_s`; `used` messages were sent in
+    it."""
 
     queues: tuple[MessageQueue, ...]
     queue: MessageQueue
@@ -165,7 +171,7 @@ class _Turn:
 
 
 class QueueTurns:
-    """Lets each topic's queues take turns, from a random start. Thread-safe.
+    """Selects a topic's queues in turn, from a random start. Thread-safe.
 
     A turn lasts TURN_MAX_MESSAGES messages or TURN_MAX_S, because many messages in one queue cost the store less than
     messages scattered over queues. Queues of unavailable brokers are skipped. If no broker is available, queues of
@@ -176,7 +182,7 @@ class QueueTurns:
         self._faults = faults
         self._lock = threading.Lock()
         self._next: dict[str, int] = {}
-        """By topic, the index of the queue whose turn is next."""
+        """For each topic, the index of the queue that has the next turn."""
         self._current: dict[str, _Turn] = {}
 
     def next(self, route: TopicRoute, count: int, now_s: float) -> MessageQueue:
@@ -197,7 +203,7 @@ class QueueTurns:
             return turn.queue
 
     def used(self, topic: str, count: int) -> None:
-        """Count `count` more messages for the queue that has its turn."""
+        """Count `count` more messages in the turn of a topic's current queue."""
         with self._lock:
             turn = self._current.get(topic)
             if turn is not None:
@@ -213,8 +219,8 @@ class QueueTurns:
         return None
 
     def _next_queue(self, topic: str, queues: tuple[MessageQueue, ...], now_s: float) -> MessageQueue:
-        """Return the next queue of an available broker, else of a reachable broker, else the next queue. Called with
-        the lock."""
+        """Return the next queue of an available broker. If no broker is available, return the next queue of a reachable
+        broker; if none is reachable, the next queue. Called with the lock held."""
         first = self._next.get(topic, -1)
         if first < 0:
             first = secrets.randbelow(len(queues))

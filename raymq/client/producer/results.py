@@ -1,6 +1,6 @@
-"""The outcome of sends: Acknowledged, the store's answer for messages of one batch, or an error.
+"""The outcome of sends: Acknowledged, which is the store's answer for messages of one batch, or an error.
 
-A SendResult per message is made only when somebody asks for one, because a program may send millions of messages.
+The SendResult objects are made only when the program requests them, because a program may send millions of messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raymq.records.format.message_id import IdRange
 
 _HEX_PAIRS: Final = [f"{number:02X}" for number in range(256)]
 _HEX_DIGITS: Final = np.frombuffer("".join(_HEX_PAIRS).encode(), np.uint16)
-"""The two hexadecimal digits of each byte, as one number."""
+"""Table of the two hexadecimal digits of each byte value; the two digits are one 16-bit number."""
 
 
 class DueTimes(NamedTuple):
@@ -31,7 +31,7 @@ class DueTimes(NamedTuple):
 
 
 class Acknowledged:
-    """The store's answer for neighbouring messages of one batch of `queue`.
+    """The store's answer for consecutive messages of one batch of `queue`.
 
     Message i has the unique id `message_ids[i]` and the queue offset `queue_offsets[i]`. Its record begins at byte
     `physical_offsets[i]` of the log. The SendResults are made when the first of them is requested.
@@ -58,7 +58,7 @@ class Acknowledged:
         store_host: tuple[str, int],
         due: DueTimes | None = None,
     ) -> None:
-        """`store_host`: IP address and port. `due`: delivery times, if the messages are in a timer queue."""
+        """`store_host`: IP address and port. `due`: delivery times, if `queue` is a timer queue."""
         self._due = due
         self.status, self.queue = status, queue
         self.message_ids, self.queue_offsets, self.physical_offsets = message_ids, queue_offsets, physical_offsets
@@ -66,7 +66,8 @@ class Acknowledged:
         self._results: list[SendResult] | None = None
 
     def results(self) -> list[SendResult]:
-        """Return a SendResult for each message, in order. Each call returns the same list: do not change it."""
+        """Return a SendResult for each message, in order. Each call returns the same list; callers must not
+        change it."""
         made = self._results
         if made is None:
             made = self._results = self._make()
@@ -80,7 +81,7 @@ class Acknowledged:
             offset_id = offset_message_id(self._store_host, int(self.physical_offsets[0]))
             return [SendResult(status, self.message_ids[0], offset_id, queue, self.queue_offsets[0])]
         ids, offset_ids = _texts(self.message_ids), offset_message_ids(self._store_host, self.physical_offsets)
-        # No line of Python runs per message: a program may send a million.
+        # `map` runs in C, without a line of Python per message: a program may send millions of messages.
         return list(map(SendResult, repeat(status), ids, offset_ids, repeat(queue), self.queue_offsets))
 
     def _make_recallable(self, due: DueTimes) -> list[SendResult]:
@@ -98,7 +99,8 @@ class Acknowledged:
 class SendResults(Sequence[SendResult]):
     """The results of messages that were sent together, in order. Immutable; equal to a list of the same results.
 
-    The results are made when the first of them is read. A program that only waits does not pay for them.
+    The results are made when the first of them is read, so a program that only waits for the sends does not pay for
+    them.
     """
 
     __slots__ = ("_acknowledged",)
@@ -145,13 +147,13 @@ def _host_digits(store_host: tuple[str, int]) -> str:
 
 
 def offset_message_id(store_host: tuple[str, int], physical_offset: int) -> str:
-    """Return the offset message id (raymq.records.format.message_id) of a record: `physical_offset` is the record's
-    first byte in the log of the store at `store_host`."""
+    """Return the offset message id of a record (raymq.records.format.message_id). `physical_offset` is the offset of
+    the record's first byte in the log of the store at `store_host`."""
     return f"{_host_digits(store_host)}{physical_offset:016X}"
 
 
 def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[int] | NDArray[np.int64]) -> list[str]:
-    """Return the `offset_message_id` of each of these records of one store."""
+    """Return the offset message ids of records of one store."""
     host = encode_host(*store_host)
     rows = np.empty((len(physical_offsets), len(host) + 8), np.uint8)
     rows[:, : len(host)] = np.frombuffer(host, np.uint8)
@@ -161,7 +163,7 @@ def offset_message_ids(store_host: tuple[str, int], physical_offsets: Sequence[i
 
 
 def _texts(ids: Sequence[str]) -> Sequence[str]:
-    """Return the ids as texts. The texts of a range are made 256 at a time."""
+    """Convert unique ids to text. The ids of a range are converted 256 at a time."""
     if not isinstance(ids, IdRange) or len(ids) < 8:
         return list(ids)
     texts: list[str] = []
@@ -178,5 +180,5 @@ def _texts(ids: Sequence[str]) -> Sequence[str]:
 Outcome = Acknowledged | BaseException
 """The outcome of messages: the store's answer, or an error."""
 BeforeEnd = Callable[[int, int, Outcome], None]
-"""Called just before messages of a Completion end. The arguments are the index of the first of these messages, the
-index after the last one, and the outcome."""
+"""Function called just before the outcome of messages of a Completion is set. The arguments are the index of the first
+of these messages, the index after the last of them, and the outcome."""

@@ -1,4 +1,5 @@
-"""The parts of a send: how the messages of one call are cut for single requests, and where they are afterwards."""
+"""The parts of a send: divides the messages of one call into single requests, and records the batch of each
+message."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ messages, and their cost in bytes."""
 
 
 class PlacedSend(Struct, eq=False):
-    """The place of each message of one call.
+    """The batch and the index in the batch of each message of one call.
 
-    `batches`: each batch with the indices, in the call, of its messages, and the index in the batch of the first of
-    them. `at_once`: the sender and the target to which the caller must send the only batch itself.
+    `batches`: each batch, with its messages' indices in the call, and the index in the batch of the first of these
+    messages. `at_once`: if set, the caller must send the only batch itself, through this sender to this target.
     """
 
     batches: list[tuple[SendBatch, Sequence[int], int]]
@@ -45,7 +46,8 @@ class PlacedSend(Struct, eq=False):
 
 def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
     """Cut the messages of a request into parts that fit in one request to a store."""
-    if isinstance(request.messages, MessageColumns):  # they fit, and none is delayed
+    # messages in columns fit in one request, and none needs another queue
+    if isinstance(request.messages, MessageColumns):
         return [(request.stored or queue, range(len(request.messages)), request.messages, request.cost_bytes)]
     messages = list(request.messages)
     if (
@@ -64,7 +66,7 @@ def cut(request: SendRequest, queue: MessageQueue) -> list[BatchPart]:
 
 
 def _cut_indices(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut the indices into parts whose messages fit in one request to a store."""
+    """Divide the indices of messages into parts whose messages fit in one request to a store."""
     first = count = cost = 0
     for at, index in enumerate(indices):
         more = cost_bytes(messages[index])
@@ -77,5 +79,5 @@ def _cut_indices(messages: Sequence[Message], indices: Sequence[int]) -> Iterato
 
 
 def wait_store_msg_ok(messages: list[Message] | MessageColumns) -> bool:
-    """Return the `wait_store_msg_ok` that all these messages have."""
+    """Return the `wait_store_msg_ok` of the messages, which all have the same value."""
     return isinstance(messages, MessageColumns) or messages[0].wait_store_msg_ok

@@ -1,4 +1,4 @@
-"""ProducerSettings: the settings of a producer. Their names follow RocketMQ's, with units at the end."""
+"""ProducerSettings: the settings of a producer. Their names follow RocketMQ's names, with the unit at the end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from raymq.records.format.compression import Compression, CompressionType
 from raymq.remoting.route_cache import DEFAULT_TOPIC_QUEUE_NUMS
 
 SEND_TIMEOUT_S: Final = 30.0
-"""The default of `send_timeout_s`; RocketMQ's is 3 s. A killed storage process is back within a few seconds. The
-default is longer, so that a producer waits for the process and its program does not see the death."""
+"""Default of `send_timeout_s`, in seconds; RocketMQ's default is 3 s. A killed storage process restarts within a few
+seconds. With the longer default a producer waits for the restart, and its program gets no error."""
 
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
 MAX_BUFFERED_MESSAGES: Final = 262_144
 
 SEND_ATTEMPT_TIMEOUT_S: Final = 5.0
-"""The default of `attempt_timeout_s`, which bounds one call of `Storage.append`. If a storage process hangs, another
-replica leads about three seconds later, and the sender asks for the leader only after the attempt has ended. The
-default is not shorter than the store's own waits for its disk (5 s) and for copies (3 s)."""
+"""Default of `attempt_timeout_s`, in seconds, which limits one call of `Storage.append`.
+
+If a storage process hangs, another replica becomes master about three seconds later. The sender looks up the master
+only after the attempt has ended. The default is not shorter than the store's own waits for its disk (5 s) and for
+copies (3 s).
+"""
 RANGES: Final = {
     "send_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
     "attempt_timeout_s": NumberRange(0.001, LONGEST_TIME_S),
@@ -33,13 +36,14 @@ RANGES: Final = {
     "max_message_size_bytes": NumberRange(1, MESSAGE_SIZE_LIMIT_BYTES),
     "default_topic_queue_nums": NumberRange(1, QUEUE_NUMS_MAX),
 }
-"""The range of each numeric setting."""
+"""The valid range of each numeric setting."""
 WhenFull = Literal["block", "raise"]
-"""The action of a send if the buffer is full: wait for space, or raise SystemBusyError at once."""
+"""The behaviour of a send if the buffer is full: wait for space ("block"), or raise SystemBusyError at once
+("raise")."""
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The keyword arguments of `Client.producer`, and of other calls that make a producer. ProducerSettings explains
+    """The keyword arguments of `Client.producer` and other methods that make a producer. ProducerSettings explains
     them."""
 
     send_timeout_s: float
@@ -58,19 +62,19 @@ class ProducerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """The settings of one producer. Raises InvalidArgumentError for a value out of range.
+    """The settings of one producer. Raises InvalidArgumentError if a value is out of range.
 
     `send_timeout_s`: the time for all attempts of a send together. `attempt_timeout_s`: the time that one attempt waits
-    for an answer. `max_buffered_bytes`, `max_buffered_messages`: the most that may wait in memory. `when_full`: if the
-    buffer is full, a send blocks up to its timeout ("block"), or raises SystemBusyError at once ("raise").
-    `compression`: for bodies of 4 KiB and more, zstd by default. `max_message_size_bytes`: the longest body, at most
-    1 GiB. A store may have a lower limit.
+    for an answer. `max_buffered_bytes`, `max_buffered_messages`: the maximum of unfinished messages in memory.
+    `when_full`: if the buffer is full, a send blocks up to its timeout ("block"), or raises SystemBusyError at once
+    ("raise"). `compression`: for bodies of 4 KiB and more, zstd by default. `max_message_size_bytes`: the maximum
+    length of a body, at most 1 GiB. A store may have a lower limit.
 
     `default_topic_queue_nums`: the number of queues per broker group of a topic that is created on first use.
     `send_latency_enable`: skip brokers that answer slowly (raymq.client.producer.senders.latency_fault).
     `retry_when_not_store_ok`: if messages are stored but may not be on disk (a status other than SEND_OK), send them
-    again until they are, or until the timeout. RocketMQ sends them to another broker instead, and stores them twice.
-    `hooks`, `check_forbidden`: see raymq.client.producer.hooks.
+    again until they are on disk, or until the timeout. RocketMQ sends such messages to another broker instead, and
+    stores them twice. `hooks`, `check_forbidden`: see raymq.client.producer.hooks.
     """
 
     send_timeout_s: float = SEND_TIMEOUT_S

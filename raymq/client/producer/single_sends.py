@@ -1,8 +1,8 @@
-"""SingleSends: the short cut of a message that `send` sends alone, in its caller's thread, to an idle broker.
+"""SingleSends: the shortcut for a message that `send` sends alone, in its caller's thread, to an idle broker.
 
-The first message of a turn goes the whole path of the pipeline. While the turn lasts, a few milliseconds and a few
-hundred messages, later messages of the topic go to the same queue without a route, a request or a batch. A message that
-cannot use the turn goes the whole path.
+The first message of a turn takes all steps of the pipeline. A turn lasts a few milliseconds and a few hundred messages.
+During the turn, later messages of the topic go to the same queue without a route, a request or a batch. A message that
+cannot use the turn takes all steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from raymq.common.protocol.route import TopicRoute
 
 
 class SendTurn(Struct, eq=False):
-    """The queue to which single messages go until `until_s`, or until `left` messages were sent there.
+    """The queue to which single messages go until the time `until_s`, or until `left` messages were sent to it.
 
-    `checked`: the topic was checked as a topic that users may send to.
+    `checked`: the topic was checked; users may send to it.
     """
 
     sender: Sender
@@ -44,7 +44,7 @@ class SendTurn(Struct, eq=False):
 
 
 class SingleSends:
-    """The single sends of one producer. Thread-safe.
+    """Sends single messages of one producer without the pipeline. Thread-safe.
 
     `senders`: the producer's senders by broker name. `route` returns a topic's route or raises, and does not wait.
     """
@@ -59,14 +59,15 @@ class SingleSends:
         self._context, self._clock = context, context.clock
         self._queue_turns, self._senders, self._route = turns, senders, route
         self._turns: dict[str | MessageQueue, SendTurn] = {}
-        """By topic for messages without a destination; by queue for messages that name it."""
+        """Current turns. The key is the topic for messages without a destination, and the queue for messages that name
+        a queue."""
         self._closed = False
 
     def send(self, message: Message, where: DestinationOptions, timeout_s: float) -> SendResult | Completion | None:
-        """Send a message in this thread, if it has a turn and nothing is in flight to the broker.
+        """Send a message in this thread, if its topic or queue has a turn and nothing is in flight to the broker.
 
-        Returns its result; or a Completion, if the sender's thread continues the send; or None if the message must go
-        the whole path: nothing is changed then.
+        Returns the message's result, or a Completion if the sender's thread continues the send. Returns None, and
+        changes nothing, if the message must take all steps of the pipeline.
         """
         kind = message.__class__
         if (
@@ -105,23 +106,24 @@ class SingleSends:
             raise
 
     def begin_locked(self, batch: SendBatch, sender: Sender) -> None:
-        """Begin a turn: the next single messages follow the only message of `batch`. Called with the producer's
-        lock."""
-        if batch.sends.queue != batch.queue:  # a delayed message
+        """Begin a turn: the next single messages go to the queue of the only message of `batch`. Called with the
+        producer's lock held."""
+        if batch.sends.queue != batch.queue:  # the message is delayed, so another queue stores it
             return
-        checked = batch.messages[0].__class__ is Message  # a SystemMessage may go to topics that users may not send to
+        # only a SystemMessage may go to topics to which users may not send
+        checked = batch.messages[0].__class__ is Message
         valid_s = TURN_MAX_S if batch.movable else KEY_QUEUES_VALID_S
         turn = SendTurn(sender, batch.sends, self._clock() + valid_s, TURN_MAX_MESSAGES - 1, checked)
         self._turns[batch.topic if batch.movable else batch.queue] = turn
 
     def close_locked(self) -> None:
-        """Refuse further messages. Called with the producer's lock."""
+        """Refuse further messages. Called with the producer's lock held."""
         self._closed = True
         self._turns.clear()
 
     def _next(self, before: SendTurn, now_s: float) -> SendTurn | None:
-        """Begin the turn of the topic's next queue, after the turn `before` has expired. None if the whole path must
-        decide, as it must for each message that names its queue."""
+        """Begin the turn of the topic's next queue, after the turn `before` has expired. Returns None if the pipeline
+        must select the queue, as for each message that names its queue."""
         topic = before.sends.queue.topic
         if self._turns.get(topic) is not before:
             return None
@@ -129,9 +131,9 @@ class SingleSends:
             route = self._route(topic)
             queue = self._queue_turns.next(route, 1, now_s)
         except RaymqError:
-            return None  # the whole path waits, or raises
+            return None  # the pipeline waits for a route, or raises the error
         if not route.attributes.takes_normal:
-            return None  # the whole path checks the message
+            return None  # the pipeline checks the message against the topic's types
         sender = self._senders.get(queue.broker_name)
         with self._context.lock:
             if sender is None or self._closed:

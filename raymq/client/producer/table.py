@@ -1,8 +1,8 @@
 """`Producer.send_table`: sends the rows of an Arrow table as messages.
 
-One pass checks all rows before the first is sent. Then slices of rows, as columns, wait in the producer's buffer like
-other messages, so a table of any size needs bounded memory beside itself. The result has ranges of offsets, not one
-result per row.
+One pass checks all rows before the first row is sent. After that, slices of rows, as columns, wait in the producer's
+buffer like other messages. A table of any size therefore needs a limited amount of further memory. The result has
+ranges of offsets instead of one result per row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
 
 TABLE_SLICE_ROWS: Final = 4096
-"""The number of rows that are read at a time."""
+"""Number of table rows that are converted to messages at a time."""
 PART_MAX_BYTES: Final = 1024 * 1024
-"""The most bytes of bodies and properties in one part of a table. A part of one message may have more."""
+"""Maximum bytes of bodies and properties in one part of a table. A part with a single message may be larger."""
 CHECK_ROWS: Final = 32 * 1024
-"""The number of rows that are checked at a time."""
+"""Number of table rows that are checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """`count` messages at neighbouring offsets of a queue. The first has the offset `first_offset`."""
+    """A range of `count` messages at consecutive offsets of a queue, from `first_offset` on."""
 
     queue: MessageQueue
     first_offset: int
@@ -73,7 +73,7 @@ def send_table(pipeline: SendPipeline, topic: str, table: pa.Table | pa.RecordBa
             turn = max(TURN_MAX_MESSAGES, rows.count // max(len(route.publish_queues), 1))
             for messages, destination in _split_by_queue(route, *rows.read(first, TABLE_SLICE_ROWS), turn):
                 _hand_over(pipeline, route, messages, destination, progress)
-    except Exception as error:  # `result` raises it after all rows in flight have ended
+    except Exception as error:  # `result` raises the error after all rows in flight have an outcome
         progress.stop(error)
     return progress.result()
 
@@ -87,7 +87,7 @@ def _hand_over(
 ) -> None:
     timeout_s = pipeline.settings.send_timeout_s
     request = pipeline.begin(messages, destination, timeout_s, before_end=progress.ended)
-    # A table waits for space even if `when_full` is "raise": it is sent as fast as space becomes free.
+    # A table waits for buffer space even if `when_full` is "raise", so that it is sent as fast as space becomes free.
     try:
         request.generation = pipeline.buffer.allocate(request.cost_bytes, len(messages), timeout_s)
     except BaseException as error:
@@ -105,14 +105,14 @@ def _hand_over(
 def _split_by_queue(
     route: TopicRoute, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, turn: int
 ) -> Iterator[tuple[MessageColumns, Destination]]:
-    """Divide messages into parts for one queue each. Messages that are `keyed` go to the queue of their key's hash, in
-    their order. The other messages become parts of at most `turn` messages."""
+    """Divide messages into parts for one queue each. Messages that are `keyed` keep their order and go to the queue
+    that the hash of their key selects. The other messages become parts of at most `turn` messages."""
     if hashes is None or keyed is None:
         for part in parts_of(messages, turn):
             yield part, ANYWHERE
         return
     queues = route.require_all_queues()
-    # Sorted by queue, and in their order within a queue; messages without a key come first.
+    # Sort the messages by queue, without changing the order within a queue; messages without a key are first.
     numbers = np.where(keyed, np.abs(hashes) % len(queues), -1)
     messages = messages.take(np.argsort(numbers, kind="stable"))
     counts = np.bincount(numbers + 1, minlength=len(queues) + 1)
@@ -124,7 +124,7 @@ def _split_by_queue(
 
 
 def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns]:
-    """Divide messages into parts of one to `rows_max` messages and about PART_MAX_BYTES."""
+    """Divide messages into parts of 1 to `rows_max` messages and about PART_MAX_BYTES."""
     ends = messages.sizes.cumsum()
     first = 0
     while first < len(messages):
@@ -136,12 +136,12 @@ def parts_of(messages: MessageColumns, rows_max: int) -> Iterator[MessageColumns
 
 
 class AcknowledgedRows:
-    """The rows that stores have acknowledged so far: their number, their statuses and their ranges of offsets."""
+    """The rows that stores have acknowledged so far: their number, their statuses and their offset ranges."""
 
     def __init__(self) -> None:
         self.count = 0
         self.statuses: Counter[SendStatus] = Counter()
-        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # [first offset, offset after the last]
+        self._ranges: dict[MessageQueue, list[list[int]]] = {}  # each range: [first offset, offset after the last]
 
     def add(self, rows: Acknowledged) -> None:
         """Add acknowledged rows of one queue."""
@@ -155,7 +155,7 @@ class AcknowledgedRows:
                 ranges.append([first, end])
 
     def ranges(self) -> tuple[QueueRange, ...]:
-        """Return the ranges of offsets of the rows, sorted by queue and offset."""
+        """Return the offset ranges of the rows, sorted by queue and offset."""
         return tuple(
             QueueRange(queue, first, end - first)
             for queue in sorted(self._ranges)
@@ -164,7 +164,7 @@ class AcknowledgedRows:
 
 
 class _TableProgress:
-    """The outcomes of a table's rows so far. Thread-safe, because several senders end rows."""
+    """The outcomes of a table's rows so far. Thread-safe, because several senders report outcomes."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -178,26 +178,27 @@ class _TableProgress:
             self._under_way += count
 
     def ended(self, first: int, end: int, outcome: Outcome) -> None:
-        """Count `end` - `first` rows that have ended with `outcome`."""
+        """Record the outcome of `end` - `first` rows."""
         with self._changed:
             if isinstance(outcome, Acknowledged):
                 self._acknowledged.add(outcome)
             elif self.failure is None or isinstance(outcome, SendUnknownError):
-                self.failure = outcome  # SendUnknownError matters most: rows may be stored
+                self.failure = outcome  # SendUnknownError replaces other errors, because its rows may be stored
             self._end(end - first)
 
     def not_taken(self, count: int) -> None:
-        """Count rows that could not be handed over as ended."""
+        """Count rows as finished that could not be enqueued for sending."""
         with self._changed:
             self._end(count)
 
     def stop(self, error: BaseException) -> None:
-        """Record `error`, after which no more rows are handed over. An earlier failure of a row stays."""
+        """Record `error`, after which no more rows are sent. If a row has failed before, its error is kept."""
         with self._changed:
             self.failure = self.failure or error
 
     def result(self) -> TableResult:
-        """Wait until all rows in flight have ended, which each does at its deadline. Raises the first failure."""
+        """Wait until all rows in flight have an outcome, which each row has by its deadline. Raises the first
+        failure."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way)
         if self.failure is not None:
@@ -213,7 +214,7 @@ class _TableProgress:
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the offsets as ranges [first, end)."""
+    """Group offsets into ranges [first, end) of consecutive offsets."""
     if isinstance(offsets, range):
         yield offsets.start, offsets.stop
         return

@@ -1,7 +1,8 @@
-"""TableRows: the rows of an Arrow table as messages in columns, checked without an object per row.
+"""TableRows: the rows of an Arrow table as messages in columns, checked without a Python object per row.
 
 A quick pass over the columns' bytes finds the rows that may be illegal, for example because a tag begins with a space
-or a property exists twice. Only these rows become a Message each, whose constructor decides and names the fault.
+or a property exists twice. Only for these rows a Message is made; its constructor decides if the row is illegal, and
+raises the error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raymq.records.kernels.property_text import (
 Mask = NDArray[np.bool_]
 
 _ROOM_FOR_IDS: Final = 1024
-"""An upper bound for the bytes of raymq's own properties in a record."""
+"""Upper bound, in bytes, for the properties that raymq itself adds to a record."""
 _RESERVED: Final = text_array(sorted(RESERVED_PROPERTIES))
 
 
@@ -45,9 +46,9 @@ def _bytes_in(values: str) -> NDArray[np.bool_]:
 
 
 _MAY_BEGIN_SPACE: Final = _bytes_in("".join(map(chr, range(0x21))) + "\x7f\xc2\xe1\xe2\xe3")
-"""The bytes with which white space begins in UTF-8, and a few other bytes."""
+"""Bytes with which white space can begin in UTF-8. Includes a few other bytes, which only costs extra checks."""
 _MAY_END_SPACE: Final = _bytes_in("".join(map(chr, [*range(0x21), *range(0x7F, 0x100)])))
-"""The bytes with which white space ends in UTF-8, and a few other bytes."""
+"""Bytes with which white space can end in UTF-8. Includes a few other bytes, which only costs extra checks."""
 
 
 class TableRows:
@@ -68,8 +69,8 @@ class TableRows:
         self._table = table
 
     def check(self, first: int, count: int, max_body_bytes: int) -> None:
-        """Check `count` rows from row `first` on. Raises MessageIllegalError, which names the first illegal row. A body
-        may have up to `max_body_bytes`."""
+        """Check `count` rows from row `first` on. A body may have up to `max_body_bytes`. Raises MessageIllegalError,
+        which names the first illegal row."""
         part = _RowColumns(self._table.slice(first, count))
         for index in np.flatnonzero(part.doubtful(max_body_bytes)).tolist():
             try:
@@ -95,7 +96,7 @@ class TableRows:
         return columns, *part.sharding_keys()
 
     def _message(self, row: int) -> Message:
-        """Make the message of a row. The constructor of Message checks it."""
+        """Convert a row to a Message, whose constructor checks it."""
         [values] = self._table.slice(row, 1).to_pylist()
         body = values["body"]
         if body is None:
@@ -109,9 +110,9 @@ class TableRows:
 
 
 class _RowColumns:
-    """n neighbouring rows of a table. `arrays` has each column as one Arrow array of n values.
+    """The columns of n consecutive rows of a table. `arrays` has each column as one Arrow array of n values.
 
-    A column with nulls only is left out. Raises MessageIllegalError for text that is not UTF-8.
+    A column with nulls only is left out. Raises MessageIllegalError if a text is not UTF-8.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -127,7 +128,7 @@ class _RowColumns:
         self.properties = None if "properties" not in self.arrays else self._list("properties")
 
     def doubtful(self, max_body_bytes: int) -> Mask:
-        """Return a mask, shape (n,), that marks each illegal row and a few legal rows."""
+        """Return a mask, shape (n,), of the rows that may be illegal: all illegal rows and a few legal rows."""
         body = self.arrays["body"]
         if pa.types.is_null(body.type):
             return np.ones(self.rows, np.bool_)
@@ -148,8 +149,8 @@ class _RowColumns:
         return doubtful
 
     def sharding_keys(self) -> tuple[Ints, Mask] | tuple[None, None]:
-        """Return each row's hash of its sharding key, and a mask that is False for rows without a key. Returns None
-        twice if the table has no sharding keys."""
+        """Return each row's hash of its sharding key, and a mask that is False for rows without a key. Returns (None,
+        None) if the table has no sharding keys."""
         keys = self.arrays.get("sharding_key")
         if keys is None:
             return None, None
@@ -169,7 +170,7 @@ class _RowColumns:
         return PropertyTexts(*ByteColumn.of_nullable(array))
 
     def _key(self) -> PropertyTexts | None:
-        """Return the column with at most one key per row. An empty text counts as no key."""
+        """Return the column of keys if no row has more than one key. An empty text counts as no key."""
         keys = self._text("keys")
         return None if keys is None else PropertyTexts(keys.texts, keys.present & (keys.texts.sizes > 0))
 
@@ -181,7 +182,7 @@ class _RowColumns:
         parts = entries.flatten() if pa.types.is_map(array.type) else [entries]
         starts -= starts[0]
         hidden = None
-        if array.null_count:  # a null list may have entries in the buffers, which do not count
+        if array.null_count:  # a null list may have entries in the buffers; they do not belong to any row
             counts = np.diff(starts)
             hidden = np.repeat(~mask_of(array.is_valid()), counts)
             np.cumsum(counts * mask_of(array.is_valid()), out=starts[1:])
@@ -205,15 +206,18 @@ def _check_utf8(name: str, array: pa.Array) -> None:
 
 
 def _of_rows(entries: Mask, column: ListColumn) -> Mask:
-    """Return a mask of the rows with a marked entry."""
+    """Return a mask of the rows that have at least one entry marked in `entries`."""
     marked = np.zeros(len(column.starts) - 1, np.bool_)
     marked[np.searchsorted(column.starts, np.flatnonzero(entries), side="right") - 1] = True
     return marked
 
 
 def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> Mask:
-    """Return a mask that marks illegal texts and a few legal texts. A text is illegal if it is blank, or has a
-    separator or a `forbidden` byte. If texts must be `stripped`, `||` and white space at an end are illegal, too."""
+    """Return a mask of the texts that may be illegal: all illegal texts and a few legal texts.
+
+    A text is illegal if it is blank, or has a separator or a `forbidden` byte. If `stripped`, white space at either end
+    and `||` are illegal, too.
+    """
     first, last = int(texts.offsets[0]), int(texts.offsets[-1])
     units = texts.data[first:last]
     starts, ends = texts.offsets[:-1] - first, texts.offsets[1:] - first
@@ -238,7 +242,8 @@ def _doubtful_texts(texts: ByteColumn, *, forbidden: bytes, stripped: bool) -> M
 
 
 def _doubtful_properties(column: ListColumn) -> Mask:
-    """Return a mask of the rows with a property that exists twice, or whose name or value may be illegal."""
+    """Return a mask of the rows whose properties may be illegal: a property exists twice, or a name or value may be
+    illegal."""
     names, values = column.parts
     entries = _doubtful_texts(names, forbidden=b"", stripped=False)
     entries |= _doubtful_texts(values, forbidden=b"", stripped=False)
@@ -248,7 +253,7 @@ def _doubtful_properties(column: ListColumn) -> Mask:
     entries |= reserved[codes] if len(codes) else False
     doubtful = _of_rows(entries, column)
     rows = np.repeat(np.arange(len(doubtful)), np.diff(column.starts))
-    # Usually all rows have the same names in the same order, so the codes rise within each row.
+    # Usually all rows have the same names in the same order, so the codes increase within each row and need no sort.
     if not ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         order = np.lexsort((codes, rows))
         twice = (codes[order][1:] == codes[order][:-1]) & (rows[order][1:] == rows[order][:-1])
@@ -282,7 +287,7 @@ _KINDS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Check a table's columns. The InvalidArgumentError names all faults."""
+    """Check a table's columns. Raises one InvalidArgumentError that names all faults."""
     wrong = [f"column {name!r} is unknown" for name in schema.names if name not in _KINDS]
     wrong += [f"column {name!r} exists twice" for name, count in Counter(schema.names).items() if count > 1]
     wrong += [] if "body" in schema.names else ["column 'body' is missing"]

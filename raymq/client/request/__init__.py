@@ -1,1 +1,1 @@
-"""Request-reply: the requests of a client that wait, the watch of their replies, and the replies of listeners."""
+"""Request-reply: the waiting requests of a client, the reader of their replies, and the replies of listeners."""

@@ -1,8 +1,8 @@
-"""PendingRequests: the requests of a client that wait for their replies, by correlation id, until their deadlines.
+"""PendingRequests: a client's requests that wait for replies, by correlation id, until their deadlines.
 
-A request ends once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry is removed then,
-so a later reply finds no entry; it is dropped and counted. One thread ends expired requests. It starts with the first
-request, and ends with `close`.
+A request completes once: with its reply, with the error of its send, or with RequestTimeoutError. Its entry is removed
+at the same time. A later reply therefore finds no entry; it is dropped and counted. One thread expires requests. It
+starts with the first request, and stops with `close`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raymq.common.message import PROPERTY_CORRELATION_ID, Message, MessageExt, S
 from raymq.common.protocol.request_reply import RequestStatistics
 
 REQUESTS_MAX: Final = 10_000
-"""The most requests of one client that may wait at the same time."""
+"""Maximum number of requests of one client that may wait at the same time."""
 _ENDING_S: Final = 5.0
-"""The time in seconds that an expired request waits for the thread that ends it."""
+"""Time in seconds beyond its deadline that a request waits for the thread that expires requests."""
 
 
 class WaitingRequest:
-    """One request that waits for its reply."""
+    """One request of a client that waits for its reply."""
 
     __slots__ = ("_table", "correlation_id", "deadline_s", "future", "message", "timeout_s")
 
@@ -34,36 +34,38 @@ class WaitingRequest:
         self.correlation_id, self.message, self.timeout_s = correlation_id, message, timeout_s
         self.deadline_s = time.monotonic() + timeout_s
         self.future: Future[MessageExt] = Future()
-        self.future.set_running_or_notify_cancel()  # it cannot be cancelled, because the request may be sent already
+        # makes the future uncancellable, because the request may already be sent
+        self.future.set_running_or_notify_cancel()
 
     def sent(self, sending: Future[SendResult]) -> None:
-        """End the request with the error of its send, if it failed."""
+        """Fail the request with the error of its send. Does nothing if the send succeeded."""
         error = sending.exception()
         if error is not None and self._table.take(self.correlation_id, failed=True) is not None:
             self.future.set_exception(error)
 
     def abandon(self) -> None:
-        """Stop waiting for the reply. Nothing happens if the request has ended."""
+        """Stop waiting for the reply. Does nothing if the request has completed."""
         self._table.take(self.correlation_id, failed=True)
 
     def result(self) -> MessageExt:
-        """Wait for the reply. Raises RequestTimeoutError, or ClientStateError if the client is closed during the
-        wait."""
+        """Wait for the reply and return it. Raises RequestTimeoutError if no reply arrives in time, or ClientStateError
+        if the client is closed during the wait."""
         return self.future.result(max(0.0, self.deadline_s - time.monotonic()) + _ENDING_S)
 
     def time_out(self) -> None:
-        """End the request with RequestTimeoutError."""
+        """Fail the request with RequestTimeoutError."""
         what = f"request {self.correlation_id} to topic {self.message.topic!r}"
         self.future.set_exception(RequestTimeoutError(what, self.timeout_s))
 
 
 class PendingRequests:
-    """The waiting requests of a client. Thread-safe. `most`: the number of requests that may wait at the same time."""
+    """A client's requests that wait for replies. Thread-safe. `most`: the maximum number of requests that may wait at
+    the same time."""
 
     def __init__(self, most: int = REQUESTS_MAX) -> None:
         self._most = most
         self._changed = threading.Condition()
-        """Guards everything below; notified when the earliest deadline may have changed."""
+        """Guards all attributes assigned below; notified when the earliest deadline may have changed."""
         self._waiting: dict[str, WaitingRequest] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._answered = self._timed_out = self._failed = self._late = 0
@@ -72,8 +74,8 @@ class PendingRequests:
         self._closed = False
 
     def add(self, correlation_id: str, timeout_s: float, make: Callable[[], Message]) -> WaitingRequest:
-        """Begin to wait for the reply to the message that `make` returns. Raises SystemBusyError if too many requests
-        wait, ClientStateError after `close`."""
+        """Register a request that waits for the reply to the message that `make` returns. Raises SystemBusyError if too
+        many requests wait, and ClientStateError after `close`."""
         pending = WaitingRequest(self, correlation_id, make(), timeout_s)
         with self._changed:
             if self._closed:
@@ -91,7 +93,8 @@ class PendingRequests:
         return pending
 
     def take(self, correlation_id: str, *, failed: bool = False) -> WaitingRequest | None:
-        """Remove a waiting request; None if it does not wait. `failed`: count it as failed."""
+        """Remove a waiting request and return it; None if the request does not wait. `failed`: count the request as
+        failed."""
         with self._changed:
             pending = self._waiting.pop(correlation_id, None)
             if failed and pending is not None:
@@ -99,7 +102,7 @@ class PendingRequests:
             return pending
 
     def complete(self, reply: MessageExt) -> None:
-        """End the request that a message replies to. If the request no longer waits, count a late reply."""
+        """Complete the request to which `reply` belongs. If that request no longer waits, count a late reply."""
         with self._changed:
             pending = self._waiting.pop(reply.system_properties.get(PROPERTY_CORRELATION_ID, ""), None)
             if pending is None:
@@ -114,12 +117,12 @@ class PendingRequests:
             return 0.0 if self._waiting else time.monotonic() - self._used_s
 
     def statistics(self) -> RequestStatistics:
-        """Return the numbers of requests so far, by their outcome."""
+        """Return the number of requests so far, by their outcome."""
         with self._changed:
             return RequestStatistics(len(self._waiting), self._answered, self._timed_out, self._failed, self._late)
 
     def close(self) -> None:
-        """End all requests with ClientStateError, and the thread. Idempotent."""
+        """Fail all waiting requests with ClientStateError, and stop the thread. Idempotent."""
         with self._changed:
             self._closed = True
             left, self._waiting = self._waiting, {}
@@ -143,7 +146,8 @@ class PendingRequests:
                 pending.time_out()
 
     def _take_ended(self) -> list[WaitingRequest]:
-        """Remove and return the expired requests. Also removes the deadlines of requests that ended earlier."""
+        """Remove and return the expired requests. Also removes the deadlines of requests that completed
+        earlier."""
         ended, now_s = [], time.monotonic()
         while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._waiting):
             pending = self._waiting.pop(heapq.heappop(self._deadlines)[1], None)

@@ -1,10 +1,11 @@
 """ListenerReplier: sends the replies that a listener returns, from the listener's process.
 
 A message counts as consumed if its reply was sent, or can never be sent. If the store refuses a reply, the send is
-retried for as long as the request waits. After that the reply is dropped and counted, because nobody waits for it.
+retried for as long as the request waits. After that the reply is dropped and counted, because its requester no longer
+waits.
 
-This module also makes the producers of a listener's process, for replies and for its trace. The process has joined Ray
-and has no Client of raymq; these producers end with the process.
+This module also makes the producers of a listener's process, for replies and for the process's trace. The process has
+joined Ray and has no raymq Client; these producers stop with the process.
 """
 
 from __future__ import annotations
@@ -32,29 +33,30 @@ from raymq.telemetry.trace.dispatcher import TRACE_PRODUCER_GROUP, TRACE_SEND_TI
 logger = logging.getLogger(__name__)
 
 Send = Callable[[SystemMessage, MessageQueue, float], SendResult]
-"""Sends a message to a queue. The last argument is the timeout in seconds."""
+"""Function that sends a message to a queue. The last argument is the timeout in seconds."""
 
 MIN_SEND_S: Final = 1.0
-"""The least send timeout of a reply in seconds. The request's deadline comes from the clock of another machine."""
+"""Minimum send timeout of a reply in seconds. The time left cannot be computed exactly, because the request's deadline
+comes from the clock of another machine."""
 
 
 class ListenerReplier:
     """Sends the replies of one listener's process. Thread-safe; connects when the first reply is sent.
 
-    `send`: by default the send of a producer in this process. `is_gone`: by default asks the brokers
-    (RequesterLiveness).
+    `send`: by default the send of a producer in this process. `is_gone`: returns True if a requester has disconnected;
+    by default queries the brokers (RequesterLiveness).
     """
 
     def __init__(self, send: Send | None = None, is_gone: Callable[[MessageExt], bool] | None = None) -> None:
         self._lock = threading.Lock()
-        """Guards everything below."""
+        """Guards all attributes assigned below."""
         self._send = send
         self._is_gone = RequesterLiveness().is_gone if is_gone is None else is_gone
         self._counts = ReplyStatistics()
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send the replies that a listener returned for these messages. Returns the reason why the answer is not valid;
-        empty if it is valid. Raises nothing."""
+        """Send the replies that a listener returned for these messages. Returns the reason why `answer` is not valid;
+        empty if it is valid. Never raises."""
         answers: Sequence[object] = [answer] if isinstance(answer, Reply) else answer
         if len(answers) != len(messages):
             return (
@@ -70,7 +72,7 @@ class ListenerReplier:
         return ""
 
     def statistics(self) -> ReplyStatistics:
-        """Return the numbers of replies so far."""
+        """Return the number of replies so far, by their outcome."""
         with self._lock:
             return self._counts
 
@@ -104,13 +106,13 @@ class ListenerReplier:
 
 
 def _connect() -> Send:
-    """Return the send of a new producer in this process."""
+    """Make a producer in this process, and return its send function."""
     producer = listener_producer("listener-replies")
     return lambda message, queue, timeout_s: producer.send(message, timeout_s=timeout_s, queue=queue)
 
 
 def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Producer:
-    """Make a producer in this process, which has joined Ray."""
+    """Make a producer in a listener's process, which has joined Ray but has no Client."""
     storages = StorageClients(ray.get_runtime_context().get_node_id())
     return Producer(
         group,
@@ -122,7 +124,8 @@ def listener_producer(group: str, send_timeout_s: float = SEND_TIMEOUT_S) -> Pro
 
 
 def listener_trace(group: str, topic: str) -> DeliveryTrace:
-    """Make the trace of this process, whose listener consumes in `group`. It connects when it has something to send."""
+    """Make the message trace of a listener's process that consumes in `group`. The trace connects when it has something
+    to send."""
     return DeliveryTrace(
         group, TraceDispatcher(lambda: listener_producer(TRACE_PRODUCER_GROUP, TRACE_SEND_TIMEOUT_S), topic)
     )

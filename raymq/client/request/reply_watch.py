@@ -4,8 +4,8 @@
     elsewhere           a long poll per broker group, whose threads also take the replies
 
 It keeps its queues as a pull consumer without a group does, and commits nothing. The code of a reply's tag excludes
-most replies to other clients before they are read; the rest is excluded when it is decoded. While no request waits and
-none has begun for IDLE_AFTER_S, nothing is read.
+most replies to other clients before they are read; the rest is excluded when it is decoded. Nothing is read while no
+request waits and none has begun for IDLE_AFTER_S.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 REPLIES_MAX: Final = 512
-"""The most replies that are taken at a time."""
+"""Maximum number of replies that are read at a time."""
 IDLE_AFTER_S: Final = 10.0
-"""Nothing is read once no request has waited for so long."""
+"""Time in seconds without a waiting request after which ReplyWatch stops reading replies."""
 _FAILED_PAUSE_S: Final = 0.3
 _CLOSE_WITHIN_S: Final = 5.0
 
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class ReplyWatch:
-    """Takes the replies to `client_id`.
+    """Reads the replies to `client_id`.
 
-    `take` is called with each reply, in a thread that reads. `idle_s()` returns the seconds for which no request has
-    waited.
+    `take` is called with each reply, in a reader thread. `idle_s()` returns the number of seconds for which no request
+    has waited.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class ReplyWatch:
         self._take, self._idle_s = take, idle_s
         self._lookup = QueueLookup(routes, storages)
         self._lock = threading.Lock()
-        """Guards `_core` and `_starts`; never held during a call."""
+        """Guards `_core` and `_starts`; never held during a remote call."""
         self._core = SubscriptionState(PullSettings("replies", auto_commit=False), time.monotonic())
         self._starts: dict[MessageQueue, QueueOffset] = {}
-        """The offsets at which the queues began to be read."""
+        """For each reply queue, the offset from which it is read."""
         self._taking = threading.Lock()
-        """Held by the thread that takes replies, until all of them are taken."""
+        """Held by the thread that processes buffered replies, until no reply is left."""
         self._closing = threading.Event()
         self._wakeup = Wakeup()
         self._reader = QueueReader(
@@ -80,12 +80,12 @@ class ReplyWatch:
         self._thread: threading.Thread | None = None
 
     def watches(self, queue: MessageQueue) -> bool:
-        """True if a queue is read already."""
+        """Return True if a reply queue is already being read."""
         return queue in self._starts
 
     def begin(self, queue: MessageQueue) -> None:
-        """Read a queue from its present end on. RaymqError if the end cannot be found out. To be called by one thread
-        at a time, and not after `close`."""
+        """Start to read a reply queue, from its current end on. Raises RaymqError if the end cannot be read from the
+        broker. Only one thread at a time may call this method, and not after `close`."""
         subscription = Subscription.parse(queue.topic, self._client_id)
         end = self._lookup.bounds(queue).max_offset
         with self._lock:
@@ -96,11 +96,11 @@ class ReplyWatch:
             self._thread.start()
 
     def wake(self) -> None:
-        """Read again, after a time without requests."""
+        """Resume reading after a time without requests."""
         self._reader.read_more()
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
+        """Stop the reader threads. Idempotent."""
         self._closing.set()
         self._wakeup.set()
         self._reader.stop()
@@ -108,11 +108,12 @@ class ReplyWatch:
             self._thread.join(_CLOSE_WITHIN_S)
         self._reader.close_files()
 
-    # On the node of the store
+    # The thread that reads mapped files, on the node of the store
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._wakeup.clear()  # before the look: a record that comes from now on ends the wait
+            # clear the flag before reading, so that a record that arrives during the read ends the next wait
+            self._wakeup.clear()
             idle_s = self._idle_s()
             if idle_s >= IDLE_AFTER_S:
                 self._wakeup.wait((), IDLE_AFTER_S)
@@ -120,13 +121,13 @@ class ReplyWatch:
             try:
                 self._reader.look(REPLIES_MAX)
                 if self._take_found():
-                    continue  # the next look asks for what comes after them
+                    continue  # read again without waiting: more records may follow
                 self._wakeup.wait(self._reader.descriptors(), min(self._reader.wait_max_s(), IDLE_AFTER_S))
-            except Exception:  # a bug: without this thread no reply would be taken any more
+            except Exception:  # a bug must not stop this thread, because no other thread reads the replies
                 logger.exception("replies cannot be read, trying again")
                 self._closing.wait(_FAILED_PAUSE_S)
 
-    # Everywhere
+    # Shared by both ways of reading
 
     def _lose(self, queue: MessageQueue, offset: int, error: RaymqError) -> None:
         logger.error("%s: the reply at offset %d is lost: %s", queue, offset, error)
@@ -134,7 +135,7 @@ class ReplyWatch:
             self._core.out_of_range(queue, offset, offset + 1)
 
     def _take_found(self) -> bool:
-        """Take each buffered reply to this client, once. True if any record was buffered."""
+        """Pass each buffered reply to this client to `take`, once. Returns True if any record was buffered."""
         any_found = False
         with self._taking:
             while True:

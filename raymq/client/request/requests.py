@@ -1,7 +1,7 @@
 """ClientRequests: the requests of a client's producers, from their begin to their replies.
 
 begin     watch the reply queue ▶ the request waits (pending.py) ▶ the producer sends it
-reply     a listener or a producer appends the reply to that queue ▶ reply_watch.py ▶ the request ends
+reply     a listener or a producer appends the reply to that queue ▶ reply_watch.py ▶ the request completes
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from raymq.remoting.route_cache import RouteCache
 from raymq.remoting.storage_clients import StorageClients
 
 ALIVE_VALID_S: Final = 5.0
-"""The time in seconds for which a client is regarded as alive after the broker has confirmed it."""
+"""Time in seconds for which a requester is assumed to be alive after the broker has confirmed it."""
 _ALIVE_MAX: Final = 10_000
 _ALIVE_TIMEOUT_S: Final = 2.0
 
 
 class RequesterLiveness:
-    """Tells if the clients that sent requests are gone, by their heartbeats at the broker of the request."""
+    """Checks if the clients that sent requests have disconnected, by their heartbeats at the broker of the
+    request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,8 +39,8 @@ class RequesterLiveness:
         self._brokers: dict[str, ActorRef] = {}
 
     def is_gone(self, request: MessageExt) -> bool:
-        """Return True if the broker reports that the client of a request is gone. False if the broker does not
-        answer."""
+        """Return True if the broker reports that the client of a request has disconnected. Returns False if the broker
+        does not answer."""
         client_id, broker_name = request.system_properties[PROPERTY_REPLY_TO_CLIENT], request.broker_name
         now_s = time.monotonic()
         with self._lock:
@@ -59,7 +60,7 @@ class RequesterLiveness:
 
 
 class ClientRequests:
-    """The requests of one client. Thread-safe."""
+    """Registers the requests of one client's producers, and reads their replies. Thread-safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, heartbeats: Heartbeats) -> None:
         self._heartbeats = heartbeats
@@ -69,17 +70,19 @@ class ClientRequests:
             heartbeats.client_id, routes, storages, take=self._pending.complete, idle_s=self._pending.idle_s
         )
         self._lock = threading.Lock()
-        """Held during the remote calls that begin the watch of a queue."""
+        """Held during the remote calls that start the reading of a reply queue."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> WaitingRequest:
-        """Begin to wait for the reply to a message, which the caller sends next. `route`: the route of its topic.
+        """Register a request that waits for the reply to `message`; the caller sends the request next. `route`: the
+        route of the message's topic.
 
-        Raises InvalidArgumentError for `timeout_s`, SystemBusyError if too many requests wait, ClientStateError after
-        `close`, and a RaymqError if a broker group of the topic does not answer.
+        Raises InvalidArgumentError if `timeout_s` is out of range, SystemBusyError if too many requests wait,
+        ClientStateError after `close`, and a RaymqError if a broker group of the topic does not answer.
         """
         if not 0 < timeout_s < math.inf:
             raise InvalidArgumentError(f"timeout_s must be positive, not {timeout_s!r}")
-        cluster = next(iter(route.brokers.values())).cluster  # all brokers of a raymq have the same cluster name
+        # all brokers of one raymq cluster have the same cluster name
+        cluster = next(iter(route.brokers.values())).cluster
         wakes = self._begin_watch(cluster, route) or self._pending.idle_s() > IDLE_AFTER_S / 2
         correlation_id = str(uuid.uuid4())
         ttl_ms = math.ceil(timeout_s * 1000)
@@ -93,22 +96,23 @@ class ClientRequests:
         return pending
 
     def check_present(self, request: MessageExt) -> None:
-        """Raise RequesterGoneError if the broker reports that the client of a request is gone."""
+        """Raise RequesterGoneError if the broker reports that the client of a request has disconnected."""
         if self._liveness.is_gone(request):
             asked = request.system_properties
             raise RequesterGoneError(asked[PROPERTY_REPLY_TO_CLIENT], asked[PROPERTY_CORRELATION_ID])
 
     def statistics(self) -> RequestStatistics:
-        """Return the numbers of requests so far, by their outcome."""
+        """Return the number of requests so far, by their outcome."""
         return self._pending.statistics()
 
     def close(self) -> None:
-        """End all waiting requests, and the threads. Idempotent."""
+        """Fail all waiting requests, and stop the threads. Idempotent."""
         self._pending.close()
         self._watch.close()
 
     def _begin_watch(self, cluster: str, route: TopicRoute) -> bool:
-        """Watch the reply queues of all broker groups of the topic. Returns True if a queue was not watched before."""
+        """Start to read the reply queues of all broker groups of the topic. Returns True if a queue was not read
+        before."""
         begun = False
         for data in route.queues:
             replies = reply_queue(cluster, data.broker_name, self._heartbeats.client_id)
@@ -116,7 +120,8 @@ class ClientRequests:
                 continue
             with self._lock:
                 if not self._watch.watches(replies):
-                    # Before a reply comes, because its sender asks the broker if this client is alive.
+                    # Send a heartbeat before a reply can arrive, because the replier queries the broker if this client
+                    # is alive.
                     self._heartbeats.send_now(data.broker_name)
                     self._watch.begin(replies)
                     begun = True

@@ -1,9 +1,10 @@
-"""Offset ranges as Arrow batches of bounded size, for Spark tasks, Ray Data tasks and jobs of the command line.
+"""Readers of offset ranges as Arrow batches of bounded size, for Spark tasks, Ray Data tasks and jobs of the command
+line.
 
-The records come from mapped files on the store's node, and over a lane elsewhere (raymq.client.scan.range_reader). A
-batch holds copies, so it outlives the files.
+On the store's node the records are read from mapped files, elsewhere over a lane (direct socket connection); see
+raymq.client.scan.range_reader. A batch holds copies, so it stays valid after the files are deleted.
 
-A message that cannot be read becomes a row with a null body (`raymq.records.kernels.columns`); the read goes on.
+A message that cannot be read becomes a row with a null body (`raymq.records.kernels.columns`); the read continues.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ from raymq.remoting.master_locator import RouteSource
 from raymq.remoting.storage_clients import StorageClients
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""The bytes of records in one Arrow batch, which bounds the memory of a worker and of its executor."""
+"""Maximum bytes of records in one Arrow batch; bounds the memory of a worker and of its executor."""
 BATCH_BYTES_WITHOUT_BODY: Final = 32 * 1024 * 1024
-"""The bytes of records in one Arrow batch without bodies."""
+"""Maximum bytes of records in one Arrow batch if bodies are not read."""
 
 BATCH_DECOMPRESSED_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of decompressed bodies in one Arrow batch."""
+"""Maximum bytes of decompressed bodies in one Arrow batch."""
 
 OnLoss = Callable[[OffsetRange], None]
-"""Called with each range of offsets that a read leaves out because its messages are gone."""
+"""Callback that receives each offset range that a read skips because its messages are gone."""
 
 logger = logging.getLogger(__name__)
 
 
 def ignore_loss(lost: OffsetRange) -> None:
-    """Ignore a range that is left out: the log has a warning about it."""
+    """Ignore a skipped range, about which a warning was already logged."""
 
 
 def check_unreadable(unreadable: str) -> None:
-    """InvalidArgumentError unless `unreadable` is one of the texts of Unreadable."""
+    """Raises InvalidArgumentError unless `unreadable` is a value of the type Unreadable."""
     if unreadable not in get_args(Unreadable):
         raise InvalidArgumentError(f"unreadable={unreadable!r} must be one of {', '.join(get_args(Unreadable))}")
 
 
 class RangeOptions(TypedDict, total=False):
-    """The options with which ranges are read, all of them optional.
+    """Options for reading ranges, all optional.
 
-    `columns`: these columns only; by default all of `raymq.records.kernels.columns.SCHEMA`. `tags`: only messages with
-    one of these tags. `sql`: only messages that pass this filter expression. `body_type`: the Arrow type of bodies.
-    `on_loss`: called with each range of offsets that is left out. `names`: the namespace of the topics' names.
+    `columns`: read only these columns; by default all of `raymq.records.kernels.columns.SCHEMA`. `tags`: read only
+    messages with one of these tags. `sql`: read only messages that pass this filter expression. `body_type`: the Arrow
+    type of bodies. `on_loss`: called with each skipped offset range. `names`: the namespace of the topic names.
     `unreadable`: "null" or "raise", for a message that cannot be read.
     """
 
@@ -80,10 +81,11 @@ def open_ranges(
     creations: Creations = NO_CREATIONS,
     **options: Unpack[RangeOptions],
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of several ranges, one range after another. Options and errors as `open_range`.
+    """Read the messages of several ranges, one range after another. Takes the options of `open_range`, and raises its
+    errors.
 
-    `creations`: the creation ids of the topics when the read was planned. A range of a topic that was deleted and
-    created anew since then is lost as a whole, because its offsets mean other messages now.
+    `creations`: the creation ids of the topics when the read was planned. If a topic was deleted and created again
+    since then, its ranges are lost as a whole, because their offsets refer to other messages now.
     """
     names, on_loss = options.get("names", NO_NAMESPACE), options.get("on_loss", ignore_loss)
     for queue_range in _same_topics(routes, ranges, creations, names, on_loss, fail_on_data_loss=fail_on_data_loss):
@@ -99,8 +101,8 @@ def _same_topics(
     *,
     fail_on_data_loss: bool,
 ) -> Iterator[OffsetRange]:
-    """Yield the ranges whose topic was not created anew since `creations` was recorded. For another range, raise
-    DataLossError; or call `on_loss` and leave the range out."""
+    """Yield the ranges whose topic was not recreated since `creations` was recorded. For a range of a recreated topic,
+    raise DataLossError, or call `on_loss` and skip the range."""
     now: dict[str, dict[str, str]] = {}
     for one in ranges:
         if one.topic in creations and one.topic not in now:
@@ -131,9 +133,9 @@ def open_range(
     names: Namespace = NO_NAMESPACE,
     unreadable: Unreadable = "null",
 ) -> Iterator[pa.RecordBatch]:
-    """Read the messages of one range, in order, with copied bodies. RangeOptions has the options.
+    """Read the messages of one range, in order, with copied bodies. See RangeOptions for the options.
 
-    Without `body` among the columns no body is read. `tags`, if not empty, excludes messages by the tag codes in the
+    Bodies are read only if `body` is among the columns. `tags`, if not empty, excludes messages by the tag codes in the
     queue before their records are read. `sql` reads only the properties of messages that it excludes.
 
     Raises DataLossError if messages of the range are gone. Without `fail_on_data_loss` a warning names the missing
@@ -141,8 +143,8 @@ def open_range(
     names of the range and of the messages are names in the namespace `names`.
 
     A message that cannot be read has a null body, and a warning is logged. A damaged record has no tags and properties;
-    it passes every filter. With `unreadable` "raise", such a message raises BodyUnreadableError. Bodies are checked if
-    `body` or `error` is among the columns, and always with "raise".
+    it passes every filter. With `unreadable` "raise", an unreadable message raises BodyUnreadableError. Bodies are
+    checked if `body` or `error` is among the columns, and always with "raise".
     """
     wanted = schema_with(body_type, columns).names
     read = list(dict.fromkeys([*wanted, "tags", "born_timestamp"])) if tags else wanted
@@ -174,7 +176,7 @@ def open_range(
                 batch = decode(chunk, slice(first, rows.stop))
                 first += batch.num_rows
                 _log_unreadable(queue_range, batch)
-                if tags:  # two tags may have one code; of a damaged record the tags are unknown
+                if tags:  # two tags may share a hash code; a damaged record has unknown tags
                     right = pc.is_in(batch.column("tags"), value_set=chosen)
                     batch = batch.filter(pc.or_(right, batch.column("born_timestamp").is_null())).select(wanted)
                 if batch.num_rows:
@@ -182,7 +184,7 @@ def open_range(
 
 
 def _log_unreadable(queue_range: OffsetRange, batch: pa.RecordBatch) -> None:
-    """Log how many rows of a batch cannot be read, if the batch has a column that says so."""
+    """Log how many rows of a batch cannot be read, if the batch has the error column."""
     names, count = batch.schema.names, 0
     if "body" in names:
         count = batch.column("body").null_count
@@ -201,7 +203,8 @@ def _open_chunks(
     fail_on_data_loss: bool,
     on_loss: OnLoss,
 ) -> Iterator[RecordsChunk]:
-    """Read the records of a range. Leaves out records that are gone, unless that is a failure."""
+    """Yield the records of a range in chunks. Records that are gone are skipped, or raise an error with
+    `fail_on_data_loss`."""
     queue, position, end = queue_range.queue, queue_range.start_offset, queue_range.end_offset
     while position < end:
         try:
@@ -220,8 +223,8 @@ def _open_chunks(
 
 
 def _slices(chunk: RecordsChunk, max_bytes: int) -> Iterator[slice]:
-    """Cut a chunk into slices of at most `max_bytes`, but of at least one record: a chunk may be large, and Spark
-    copies."""
+    """Cut a chunk into slices of at most `max_bytes`, but at least one record each. A chunk may be large, and Spark
+    copies each batch."""
     ends = np.cumsum(chunk.sizes)
     first = 0
     while first < len(ends):

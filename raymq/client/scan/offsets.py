@@ -1,8 +1,8 @@
-"""The options for the begin and the end of a scan in each queue: offsets, times, a consumer group's offsets.
+"""Options for the begin and the end of a scan in each queue: offsets, timestamps, or a consumer group's offsets.
 
-Names and meanings are as in Spark's Kafka source if RocketMQ has an equivalent (design §6). A partition of Kafka is
-a queue here, named by broker group and queue id. Values per queue are nested by topic, broker group and queue id, as a
-mapping or as JSON; for a single topic its level may be left out:
+If RocketMQ has an equivalent, names and meanings are the same as in Spark's Kafka source (design §6). A Kafka partition
+corresponds to a queue, which is named by broker group and queue id. Values per queue are nested by topic, broker group
+and queue id, as a mapping or as JSON; for a single topic, its level may be omitted:
 
     {"orders": {"broker-a": {"0": 12, "1": -2}}}        {"broker-a": {"0": 12, "1": -2}}
 """
@@ -26,34 +26,36 @@ GROUP_PREFIX: Final = "group:"
 _WORDS: Final = {EARLIEST: "earliest", LATEST: "latest"}
 
 OffsetsOption = str | Mapping[str, Any]
-"""``"earliest"``, ``"latest"``, ``"group:NAME"`` (only to start at), or offsets per queue, -2 for earliest and -1 for
-latest."""
+"""Option value for offsets: ``"earliest"``, ``"latest"``, ``"group:NAME"`` (only as a start), or an offset per queue
+(-2: earliest, -1: latest)."""
 TimestampOption = int | datetime
-"""Milliseconds since 1970, or a datetime; one without a time zone is in UTC."""
+"""Option value for a time: milliseconds since 1970, or a datetime. A datetime without a time zone is in UTC."""
 TimestampsOption = str | Mapping[str, Any]
-"""Times per queue."""
+"""Option value for times: a time per queue, as a mapping or as JSON."""
 TimestampStrategy = Literal["error", "latest"]
-"""How a queue starts that has no message as late as its starting timestamp: with an error, or at its end."""
+"""Handling of a queue that has no message at or after its starting timestamp: raise an error, or start at the queue's
+end."""
 
 
 class OffsetLookups(Protocol):
-    """The lookups in the cluster that offsets options need."""
+    """Interface of the cluster lookups that offset options need."""
 
     def offsets_by_time(self, times: Mapping[MessageQueue, int]) -> Mapping[MessageQueue, int]:
-        """The first offset of each queue that was stored at a time (ms since 1970) or later, else the queue's end."""
+        """Return, for each queue, the offset of the first message stored at or after a time (ms since 1970). If the
+        queue has no such message, return the queue's end."""
         ...
 
     def committed_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Return the offsets that a group has committed, without queues in which it has none."""
+        """Return the offsets that a group has committed. Queues without a committed offset are omitted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScanBoundary:
-    """The begin or the end of a scan, in all queues: `default`, unless offsets, times or a group say another."""
+    """The begin or the end of a scan, in all queues. `default` applies if no offsets, times or group are given."""
 
     option: str
-    """The option that said it, for errors."""
+    """Name of the option that set this boundary, for error messages."""
     default: int
     offsets: Mapping[MessageQueue, int] | None = None
     times: Mapping[MessageQueue, int] | None = None
@@ -62,11 +64,12 @@ class ScanBoundary:
 
     @property
     def by_time(self) -> bool:
-        """True if times say it."""
+        """True if times define the boundary."""
         return self.times is not None or self.time_ms is not None
 
     def resolve(self, lookups: OffsetLookups, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """The offset of each queue, or EARLIEST or LATEST. InvalidArgumentError if the option names other queues."""
+        """Return the boundary's offset in each queue, or EARLIEST or LATEST. Raises InvalidArgumentError if the option
+        does not name exactly the given queues."""
         named = self.times if self.times is not None else self.offsets
         if named is not None:
             self._check_queues(named, queues)
@@ -81,7 +84,7 @@ class ScanBoundary:
         return {queue: found.get(queue, self.default) for queue in queues}
 
     def _check_queues(self, named: Mapping[MessageQueue, int], queues: Sequence[MessageQueue]) -> None:
-        """Refuse values that name queues the topics do not have, or leave out some that they have."""
+        """Raises InvalidArgumentError if `named` contains unknown queues or omits queues of the topics."""
         for problem, found in (("unknown", named.keys() - set(queues)), ("missing", set(queues) - named.keys())):
             if not found:
                 continue
@@ -95,23 +98,24 @@ class ScanBoundary:
 
 
 def starting_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the begin of a scan of these topics from its starting_… options. Raises InvalidArgumentError."""
+    """Return the begin of a scan of these topics, from its starting_… options. Raises InvalidArgumentError."""
     return _boundary("starting", options, topics, default=EARLIEST, refused=LATEST)
 
 
 def streaming_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """Return the begin of a stream of these topics from its starting_… options. The latest offset is the default, also
+    """Return the begin of a stream of these topics, from its starting_… options. The default is the latest offset, even
     for a group without offsets. Raises InvalidArgumentError."""
     return _boundary("starting", options, topics, default=LATEST, refused=None)
 
 
 def ending_boundary(options: Mapping[str, Any], topics: Sequence[str]) -> ScanBoundary:
-    """The end that the ending_… options say, of a scan of these topics. InvalidArgumentError."""
+    """Return the end of a scan of these topics, from its ending_… options. Raises InvalidArgumentError."""
     return _boundary("ending", options, topics, default=LATEST, refused=EARLIEST)
 
 
 def timestamp_ms(option: str, value: object) -> int:
-    """A time as milliseconds since 1970. InvalidArgumentError names the option."""
+    """Convert an option's value to milliseconds since 1970. Raises InvalidArgumentError, which names the
+    option."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         value = (aware - datetime(1970, 1, 1, tzinfo=UTC)) // _MILLISECOND
@@ -178,7 +182,8 @@ def _name(queue: MessageQueue, with_topic: bool) -> str:
 def _by_queue(
     option: str, value: Any, topics: Sequence[str], check: Callable[[str, Any], int]
 ) -> dict[MessageQueue, int]:
-    """The values per queue. `check` gets a queue's name and value, and returns the value or raises."""
+    """Return an option's values per queue. `check` receives a queue's name and value, and returns the value or
+    raises."""
     given = _json(option, value) if isinstance(value, str) else value
     result: dict[MessageQueue, int] = {}
     for topic, by_broker in _by_topic(option, given, topics):
@@ -193,7 +198,7 @@ def _by_queue(
 
 
 def _by_topic(option: str, given: Any, topics: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The values of each topic. For one topic, they may be given without its name."""
+    """Yield an option's values for each topic. For a single topic, the topic's name may be omitted."""
     items = list(_items(option, given))
     deep = items and all(
         isinstance(below, Mapping) and below and all(isinstance(one, Mapping) for one in below.values())

@@ -1,6 +1,7 @@
-"""The parts of a read, one for each task: ranges cut and put together until they have about the same bytes.
+"""Partitions of a read, one for each task: offset ranges that are cut and joined until each partition has about the
+same number of bytes.
 
-Pure. A part has ranges of one broker group only, so one node holds all of it on its disk.
+Pure functions. A partition has ranges of one broker group only, so one node holds the whole partition on its disk.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ import numpy as np
 from raymq.client.scan.ranges import OffsetRange, RangeSizes, check_count
 
 PARTITION_BYTES: Final = 128 * 1024 * 1024
-"""The bytes of records in one part, as in a part of Spark's file sources."""
+"""Default bytes of records in one partition, as in Spark's file sources."""
 PARTITION_MIN_BYTES: Final = 4 * 1024 * 1024
-"""Less than this is not worth a task of its own."""
+"""Minimum bytes of records for which a separate task is worthwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPartition:
-    """A part of a read, for one task: ranges of one broker group, in this order, with about `size_bytes` of records."""
+    """A partition of a read, for one task: ranges of one broker group, in this order, with about `size_bytes` of
+    records."""
 
     ranges: tuple[OffsetRange, ...]
     size_bytes: int
 
     @property
     def broker_name(self) -> str:
-        """The broker group that holds all of it."""
+        """The broker group that holds all ranges of the partition."""
         return self.ranges[0].broker_name
 
     @property
     def size(self) -> int:
-        """The number of offsets that it covers."""
+        """Number of offsets in the partition."""
         return sum(one.size for one in self.ranges)
 
 
@@ -48,12 +50,12 @@ def plan_partitions(
     parallelism: int = 1,
     message_bytes_max: int | None = None,
 ) -> list[ScanPartition]:
-    """Divide a read of `ranges` into parts, each offset in exactly one part, in order within a queue.
+    """Divide a read of `ranges` into partitions. Each offset is in exactly one partition, and queues keep their order.
 
-    Ranges are cut, and small ranges of a broker group joined, to parts of about `partition_bytes`: by default
-    PARTITION_BYTES, or less if some of `parallelism` tasks would be idle. No message counts for more than
-    `message_bytes_max`, for a read of only small columns. There are at least `min_partitions` parts if there are as
-    many offsets. Raises InvalidArgumentError for numbers below 1.
+    Ranges are cut, and small ranges of a broker group joined, to partitions of about `partition_bytes`: by default
+    PARTITION_BYTES, or less if some of `parallelism` tasks would otherwise be idle. No message counts for more than
+    `message_bytes_max`, which is for reads of small columns only. There are at least `min_partitions` partitions if the
+    ranges have as many offsets. Raises InvalidArgumentError for numbers below 1.
     """
     partition_bytes = check_count("partition_bytes", partition_bytes)
     min_partitions = check_count("min_partitions", min_partitions)
@@ -86,15 +88,16 @@ def _capped(item: OffsetRange, profile: Sequence[int], message_bytes_max: int | 
 def _piece_counts(
     ranges: Sequence[OffsetRange], profiles: Sequence[Sequence[int]], target: int, wanted: int
 ) -> list[int]:
-    """The number of pieces of each range, of about `target` bytes, `wanted` in all if there are as many offsets."""
+    """Return the number of pieces of each range. Pieces have about `target` bytes; there are at least `wanted` pieces
+    in all if the ranges have as many offsets."""
     sizes = [max(1, sum(profile)) for profile in profiles]
     counts = [min(one.size, max(1, round(size / target))) for one, size in zip(ranges, sizes, strict=True)]
     return _share_pieces(counts, sizes, [one.size for one in ranges], wanted)
 
 
 def _share_pieces(counts: list[int], weights: Sequence[int], most: Sequence[int], wanted: int) -> list[int]:
-    """`counts` with more pieces until there are `wanted`: each goes to the item whose pieces weigh most, and no item
-    gets more than `most` of them."""
+    """Increase `counts` until they add up to `wanted`. Each further piece goes to the item whose pieces weigh most; no
+    item gets more than its number in `most`."""
     counts = list(counts)
     heaviest = [(-weights[index] / counts[index], index) for index in range(len(counts)) if counts[index] < most[index]]
     heapq.heapify(heaviest)
@@ -117,17 +120,18 @@ def _cut(item: OffsetRange, count: int) -> Iterable[OffsetRange]:
 
 
 def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iterable[tuple[OffsetRange, int]]:
-    """`count` pieces of about the same bytes, each with its bytes. `profile`: the bytes of equal parts of the range."""
+    """Cut a range into `count` pieces of about the same bytes; yields each piece with its bytes. `profile`: the bytes
+    of equal parts of the range."""
     total = sum(profile)
     if not total:
         yield from ((piece, 0) for piece in _cut(item, count))
         return
-    # Offsets by bytes, between the edges of the profile's parts as if records there were of one size.
+    # Interpolate offsets by bytes, as if all records within one part of the profile had the same size.
     bytes_at = [0, *accumulate(profile)]
     offsets_at = np.linspace(0, item.size, len(bytes_at))
     wanted = [total * index / count for index in range(1, count)]
     inner = np.interp(wanted, bytes_at, offsets_at).round().astype(int).tolist()
-    # At least one offset in each piece.
+    # Give each piece at least one offset.
     edges = [0]
     for index, edge in enumerate(inner):
         edges.append(min(max(edge, edges[-1] + 1), item.size - (count - 1 - index)))
@@ -138,10 +142,11 @@ def _cut_by_bytes(item: OffsetRange, profile: Sequence[int], count: int) -> Iter
 
 
 def _merge(pieces: Sequence[tuple[OffsetRange, int]], target: int, wanted: int) -> list[ScanPartition]:
-    """Neighbours of one broker group together, up to `target` bytes, as long as there are more than `wanted`."""
+    """Join neighbouring pieces of a broker group up to `target` bytes, while more than `wanted` partitions
+    remain."""
     spare = len(pieces) - wanted
     parts: list[ScanPartition] = []
-    # By broker group, so that ranges of different topics can be joined.
+    # Sort by broker group, so that ranges of different topics can be joined.
     for piece, size in sorted(pieces, key=lambda found: found[0].broker_name):
         last = parts[-1] if parts else None
         fits = last is not None and last.broker_name == piece.broker_name and last.size_bytes + size <= target

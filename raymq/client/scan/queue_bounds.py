@@ -1,7 +1,7 @@
-"""The topics, queues and offsets of the cluster, which the plan of a scan reads from brokers and stores.
+"""ClusterQueues reads the topics, queues and offsets that the plan of a scan needs, from brokers and stores.
 
-One call to each broker group returns the bounds of all its queues, another the bytes of all its ranges. A time needs a
-call for each queue.
+One call to each broker group returns the bounds of all its queues, and another call returns the bytes of all its
+ranges. A lookup by time needs a call for each queue.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 
 BOUNDS_CALL_TIMEOUT_S: Final = 5.0
 BOUNDS_TIMEOUT_S: Final = 20.0
-"""The timeout for reading the bounds of a broker group's queues, over a restart of its storage actor."""
+"""Timeout in s for reading the bounds of a broker group's queues, including a restart of its storage actor."""
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class ClusterQueues(ScanSource):
-    """The topics and queues of the cluster that `routes` and `storages` connect to. Calls outlast the restart of a
-    server by up to BOUNDS_TIMEOUT_S; then ServiceNotAvailableError or RequestTimeoutError."""
+    """The topics and queues of the cluster that `routes` and `storages` connect to. Calls are retried over the restart
+    of a server for up to BOUNDS_TIMEOUT_S; after that they raise ServiceNotAvailableError or RequestTimeoutError."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients, names: Namespace = NO_NAMESPACE) -> None:
-        """Topics, groups and queues go by their names in the namespace `names`."""
+        """Topics, groups and queues are named without the namespace `names`."""
         self._routes, self._storages, self._names = routes, storages, names
 
     def topics(self) -> Sequence[str]:
@@ -46,12 +46,12 @@ class ClusterQueues(ScanSource):
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         stored = self._names.wrap(topic)
-        self._routes.invalidate(stored)  # queues may have been added a moment ago
+        self._routes.invalidate(stored)  # queues may have been added recently
         return self._names.shown_queues(self._routes.wait(stored, BOUNDS_TIMEOUT_S).subscribe_queues)
 
     def creations(self, topics: Iterable[str]) -> Creations:
-        """The creation ids of topics (raymq.common.protocol.route.TopicConfig) by topic and broker group, as one
-        NameServer answers now. A topic that it does not know is left out. ServiceNotAvailableError,
+        """Return the creation ids of topics (raymq.common.protocol.route.TopicConfig) by topic and broker group, from
+        the current routes of one NameServer. Topics without a route are omitted. Raises ServiceNotAvailableError,
         RequestTimeoutError."""
         stored = {self._names.wrap(topic): topic for topic in topics}
         return {
@@ -94,7 +94,8 @@ class ClusterQueues(ScanSource):
         queue_of: Callable[[K], MessageQueue],
         ask: Callable[[StorageClient, list[K], float], Sequence[T]],
     ) -> list[T]:
-        """The answers for `items`, in order, asked once of the master of each broker group whose queues they are of."""
+        """Return the answers for `items`, in order. Each broker group's master is called once, with all items of its
+        queues."""
         by_broker: dict[str, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
             by_broker[queue_of(item).broker_name].append(index)
@@ -112,7 +113,7 @@ class ClusterQueues(ScanSource):
 
 
 def bounds_of(routes: RouteSource, storages: StorageClients, queue: MessageQueue) -> QueueBounds:
-    """The offsets that can be read from a queue now, asked of the storage actor that leads its broker group."""
+    """Return the offsets that can be read from a queue now. The master of the queue's broker group is called."""
     return call_master(
         routes,
         storages,

@@ -1,8 +1,9 @@
-"""RangeReader reads a fixed range of a queue, as a batch job does: record bytes and the position of each record.
+"""RangeReader reads a fixed range of a queue for a batch job: record bytes, and the position of each record.
 
-On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. Its
-chunks are arguments for `raymq.records.kernels.columns.decode_columns`. A range holds what consumers could see when it
-was planned, which every replica that may come to lead has: after a failover the rest comes from the new master.
+On the storage actor's node the bytes are the mapped files themselves, without a copy; elsewhere they are fetched. The
+chunks are arguments for `raymq.records.kernels.columns.decode_columns`. A range holds only messages that consumers
+could see when the range was planned. Every replica that may become master has these messages, so after a failover the
+rest is read from the new master.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 
 RANGE_CHUNK_MESSAGES: Final = 16_384
 RANGE_CHUNK_BYTES: Final = 64 * 1024 * 1024
-"""The most messages and bytes of records that are looked for in mapped files at a time."""
+"""Maximum bytes of records that one search in mapped files returns."""
 RANGE_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
 RANGE_READ_TIMEOUT_S: Final = 30.0
 _FETCH_WAIT_S: Final = 1.0
@@ -37,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class RecordsChunk(NamedTuple):
-    """Records of a range. `data` contains their bytes; `starts` has the position of each record in it, shape
-    (records,), `sizes` the bytes of each record. `next_offset` is the queue offset after them. `offsets` are the
-    records' queue offsets, None if unknown. `position` is the physical offset of `data`, -1 if the records are copies.
-    """
+    """A chunk of records of a range. `data` contains their bytes. `starts` has the position of each record in `data`,
+    shape (records,), `sizes` the bytes of each record. `next_offset` is the queue offset after the records. `offsets`
+    are the records' queue offsets, None if unknown. `position` is the physical offset of `data`, -1 if the records are
+    copies."""
 
     data: memoryview | bytes
     starts: NDArray[np.int64]
@@ -50,13 +51,15 @@ class RecordsChunk(NamedTuple):
     position: int = -1
 
     def places(self, queue: MessageQueue) -> RecordPlaces:
-        """The places of the records, which are of `queue`: a record that is damaged has its name from them."""
+        """Return the locations of the records, which belong to `queue`. A damaged record is named by its
+        location."""
         physical = None if self.position < 0 else self.starts + self.position
         return RecordPlaces(queue, self.offsets, physical, self.sizes)
 
 
 class RangeReader:
-    """Reads ranges of queues: `routes` name the storage actor that leads a broker group, `storages` connect to it."""
+    """Reads ranges of queues. `routes` names the master storage actor of a broker group, `storages` connects to
+    it."""
 
     def __init__(self, routes: RouteSource, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
@@ -66,11 +69,10 @@ class RangeReader:
     ) -> Iterator[RecordsChunk]:
         """Yield the messages of `queue` from offset `start` up to, not including, `end`, in order, in chunks.
 
-        With `tag_codes`, only messages with these codes: few others, whose tags have the same codes, may be among them.
-        With `sql`, only messages that pass this filter expression (raymq.records.filters.sql).
-        `end` must not be beyond the queue's visible end when the range was planned. DataLossError when some of the
-        range is gone; a storage actor that is being restarted, or another one that comes to lead, is waited for, up to
-        RANGE_READ_TIMEOUT_S.
+        With `tag_codes`, only messages with these tag codes; a few other messages whose tags share a code may be
+        included. With `sql`, only messages that pass this filter expression (raymq.records.filters.sql). `end` must not
+        be beyond the queue's visible end when the range was planned. Raises DataLossError if a part of the range is
+        gone. Waits up to RANGE_READ_TIMEOUT_S for a storage actor that restarts, or for a new master.
         """
         reader = call_master(
             self._routes, self._storages, queue, RANGE_READ_TIMEOUT_S, lambda storage, left_s: storage.reader()
@@ -82,7 +84,8 @@ class RangeReader:
                     start = chunk.next_offset
                 return
             except DataLossError as error:
-                # The files are of the replica that led when this began. Its master of now says what is really lost.
+                # The mapped files belong to the replica that was master when the read began. Only the current master
+                # shows what is lost.
                 logger.info("%s from offset %d on is asked of the storage actor: %s", queue, start, error)
                 self._routes.invalidate(queue.topic)
         yield from self._fetch(queue, start, end, tag_codes, sql)
@@ -104,8 +107,8 @@ class RangeReader:
     def _fetch_patiently(
         self, queue: MessageQueue, start: int, max_messages: int, tag_codes: frozenset[int] | None, sql: str | None
     ) -> FetchResult:
-        """One fetch. Offsets that are not there yet are waited for: a replica that has just come to lead shows its end
-        a moment later."""
+        """Fetch once, and wait for offsets that are not visible yet: a replica that has just become master shows its
+        end a moment later."""
         deadline_s = time.monotonic() + RANGE_READ_TIMEOUT_S
         wait_s = 0.0
         while True:
@@ -113,7 +116,7 @@ class RangeReader:
             if start < result.max_offset or time.monotonic() >= deadline_s:
                 return result
             wait_s = _FETCH_WAIT_S
-            if result.status is PullStatus.OFFSET_ILLEGAL:  # which is answered at once
+            if result.status is PullStatus.OFFSET_ILLEGAL:  # this status is returned at once, without a long poll
                 time.sleep(_FETCH_WAIT_S / 10)
 
     def _fetch_once(
@@ -150,8 +153,8 @@ def _map(
 
 
 def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
-    """The records of a fetch from `start` on that are before offset `end`. Offsets that hold no record
-    (spec/storage.md §2) make a fetch of so many records go past the end."""
+    """Return the records of a fetch from `start` that are before offset `end`. A fetch may pass `end`, because some
+    offsets hold no record (spec/storage.md §2)."""
     starts = find_starts(result.records)
     sizes = np.diff(starts, append=len(result.records))
     offsets = _offsets_of(result, starts, start)
@@ -162,7 +165,8 @@ def _wanted_part(result: FetchResult, start: int, end: int) -> RecordsChunk:
 
 
 def _offsets_of(result: FetchResult, starts: NDArray[np.int64], start: int) -> NDArray[np.int64]:
-    """The queue offsets of the records of a fetch from `start` on, ascending; a damaged record has one that fits."""
+    """Return the ascending queue offsets of the records of a fetch from `start`. A damaged record without a plausible
+    offset gets the next free one."""
     if len(starts) == result.count == result.next_offset - start:
         return np.arange(start, result.next_offset)
     offsets, following = [], start

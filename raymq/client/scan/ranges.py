@@ -1,7 +1,8 @@
-"""The offset ranges that a read of topics covers, and the text of its filter expression.
+"""Plan of a read: the offset ranges of the topics, and the text of the filter expression.
 
-Pure: queues, bounds and offsets come in through `ScanSource`. Every queue contributes one range [start, end); a bound
-of the whole read, `max_offsets`, is shared among them. `raymq.client.scan.partitions` makes the parts that tasks read.
+Pure functions: queues, bounds and offsets are read through `ScanSource`. Every queue contributes one range [start,
+end). The bound of the whole read, `max_offsets`, is divided among the ranges. `raymq.client.scan.partitions` creates
+the partitions that tasks read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from raymq.records.filters.sql import SqlFilter
 logger = logging.getLogger(__name__)
 
 Creations = Mapping[str, Mapping[str, str]]
-"""The creation ids of topics (raymq.common.protocol.route.TopicConfig), by topic and broker group."""
+"""Creation ids of topics (raymq.common.protocol.route.TopicConfig), by topic and broker group."""
 NO_CREATIONS: Final[Creations] = {}
 
 
@@ -55,43 +56,45 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """The number of offsets that it covers."""
+        """Number of offsets in the range."""
         return self.end_offset - self.start_offset
 
 
 class RangeSizes(Protocol):
-    """The sizes of ranges, by which parts are made."""
+    """Interface that returns the bytes of ranges, from which partitions are planned."""
 
     def range_bytes(self, ranges: Sequence[OffsetRange]) -> Sequence[Sequence[int]]:
-        """For each range, the bytes of records in equal parts of it, in order; estimates for long ranges."""
+        """Return, for each range, the bytes of records in equal parts of the range, in order. The bytes are estimates
+        for long ranges."""
         ...
 
 
 class ScanSource(OffsetLookups, RangeSizes, Protocol):
-    """The cluster's topics, queues and their bounds, as planning needs them."""
+    """Interface of the cluster data that planning needs: topics, queues and their bounds."""
 
     def topics(self) -> Sequence[str]:
-        """The names of the users' topics, for a pattern."""
+        """Return the names of the users' topics, to match a topic pattern."""
         ...
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's readable queues. TopicNotExistError if there is no such topic."""
+        """Return the topic's readable queues. Raises TopicNotExistError if the topic does not exist."""
         ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
-        """The offsets that can be read from queues now."""
+        """Return the offsets that can be read from queues now."""
         ...
 
 
 def is_created_anew(queue: MessageQueue, before: Creations, now: Creations) -> bool:
-    """True if a queue's topic in its broker group is another one `now` than `before`: both are creation ids."""
+    """True if the queue's topic was deleted and created again in its broker group: its creation ids in `before` and
+    `now` are known and differ."""
     known, present = (ids.get(queue.topic, {}).get(queue.broker_name) for ids in (before, now))
     return known is not None and bool(present) and known != present
 
 
 class ScanOptions(TypedDict, total=False):
-    """The options that choose the messages of a read (docs/spark.md). An option that is left out, or None, has its
-    default: from the earliest to the latest message, all messages, and lost messages are an error."""
+    """Options that choose the messages of a read (docs/spark.md). An omitted option, or None, has its default: from the
+    earliest to the latest message, all messages, and lost messages are an error."""
 
     topic_pattern: str | None
     starting_offsets: OffsetsOption | None
@@ -112,16 +115,17 @@ _STRATEGIES: Final = ("error", "latest")
 def plan_ranges(
     source: ScanSource, topic: str | Sequence[str] | None = None, **options: Unpack[ScanOptions]
 ) -> list[OffsetRange]:
-    """Return the ranges of one batch read, without empty ones, sorted by queue. The bounds of each queue are read once.
+    """Return the ranges of one batch read, sorted by queue, without empty ranges. The bounds of each queue are read
+    once.
 
-    `topic`: one topic, or several; or `topic_pattern`, a regular expression that whole names match. Offsets and times
-    per queue name every queue of the topics. A batch cannot start at the latest offset or end at the earliest. With
-    `fail_on_data_loss` false, offsets that are deleted or do not exist yet are left out with a warning.
+    `topic`: one topic, or several; or `topic_pattern`, a regular expression that must match a whole name. Offsets and
+    times per queue must name every queue of the topics. A batch cannot start at the latest offset or end at the
+    earliest. With `fail_on_data_loss` false, offsets that are deleted or do not exist yet are skipped with a warning.
 
-    Raises IllegalNameError, TopicNotExistError (also for a pattern that no topic matches); InvalidArgumentError for
-    contradictory options, for queues that the topics do not have, and for a starting timestamp without a message in a
-    queue, unless the strategy is "latest"; DataLossError for offsets below the first offset of a queue;
-    OffsetOutOfRangeError for offsets beyond its end.
+    Raises IllegalNameError, and TopicNotExistError (also for a pattern that matches no topic). Raises
+    InvalidArgumentError for contradictory options, for queues that the topics do not have, and for a starting timestamp
+    without a message in a queue, unless the strategy is "latest". Raises DataLossError for offsets below the first
+    offset of a queue, and OffsetOutOfRangeError for offsets beyond the queue's end.
     """
     check_options(options)
     topics = select_topics(source, topic, options.get("topic_pattern"))
@@ -145,8 +149,8 @@ def plan_ranges(
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that a read has not, with TypeError, and single values that make no sense, with
-    InvalidArgumentError."""
+    """Check the options of a read. Raises TypeError for unknown options, InvalidArgumentError for invalid
+    values."""
     if unknown := sorted(options.keys() - _OPTION_NAMES):
         raise TypeError(f"a read has no option {', '.join(unknown)}; known are {', '.join(sorted(_OPTION_NAMES))}")
     strategy = options.get("starting_offsets_by_timestamp_strategy", "error")
@@ -158,13 +162,15 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_count(option: str, value: int | None) -> int | None:
-    """The value of an option that is a count, from 1 on, or None. InvalidArgumentError."""
+    """Return the value of a count option: a whole number from 1, or None. Raises InvalidArgumentError for other
+    values."""
     return None if value is None else whole_number(option, value, 1)
 
 
 def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_pattern: str | None = None) -> list[str]:
-    """The topics that a read names, sorted, each once. IllegalNameError; InvalidArgumentError unless exactly one of
-    `topic` and `topic_pattern` says something; TopicNotExistError for a pattern that matches no topic."""
+    """Return the topics that a read names, sorted, without duplicates. Raises IllegalNameError; InvalidArgumentError
+    unless exactly one of `topic` and `topic_pattern` is given; TopicNotExistError for a pattern that matches no topic.
+    """
     if (topic is None) == (topic_pattern is None):
         raise InvalidArgumentError(
             "say which topics to read: a topic, a list of topics, or topic_pattern, and only one"
@@ -187,9 +193,9 @@ def select_topics(source: ScanSource, topic: str | Sequence[str] | None, topic_p
 def bounded_range(
     queue: MessageQueue, bounds: QueueBounds, start: int, end: int, *, fail_on_data_loss: bool
 ) -> OffsetRange:
-    """The range of a queue from `start` to `end`, which may be EARLIEST and LATEST. Of what it does not hold, it
-    contains nothing: without `fail_on_data_loss` that is left out with a warning, else DataLossError for what is gone
-    and OffsetOutOfRangeError for what is not there yet."""
+    """Return the range of a queue from `start` to `end`, which may be EARLIEST and LATEST. Offsets that the queue does
+    not hold are skipped with a warning. With `fail_on_data_loss`, deleted offsets raise DataLossError, and offsets that
+    do not exist yet raise OffsetOutOfRangeError."""
     low, high = bounds.min_offset, bounds.max_offset
     start_offset = low if start == EARLIEST else start
     end_offset = high if end == LATEST else end
@@ -211,11 +217,12 @@ def bounded_range(
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list[OffsetRange]:
-    """Return the beginnings of ranges, at most `max_offsets` offsets in all (None: all), without empty ranges.
+    """Shorten ranges to at most `max_offsets` offsets in all (None: no limit), each from its start; empty ranges are
+    omitted.
 
-    The offsets are shared in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range
-    gets at least one offset, so that larger ranges do not starve it. If there are more ranges than offsets, the largest
-    ranges get one each. The same arguments always give the same ranges.
+    The offsets are divided in proportion to sizes, as Spark's Kafka source does with maxOffsetsPerTrigger. Each range
+    gets at least one offset, so that larger ranges do not starve small ones. If the ranges outnumber the offsets, the
+    largest ranges get one offset each. The same arguments always give the same ranges.
     """
     max_offsets = check_count("max_offsets", max_offsets)
     left = sum(one.size for one in ranges)
@@ -225,7 +232,8 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
     largest_first = sorted(range(len(ranges)), key=lambda index: (-ranges[index].size, index))
     for index in largest_first[:max_offsets]:
         shares[index] = min(1, ranges[index].size)
-    # The rest in proportion to what each has beyond its first offset; what rounding leaves goes to the largest parts.
+    # Divide the remaining offsets in proportion to each range's size beyond its first offset. Offsets that rounding
+    # leaves go to the ranges with the largest remainders.
     rest, beyond = max_offsets - sum(shares), left - sum(shares)
     if rest:
         parts = [(one.size - share) * rest for one, share in zip(ranges, shares, strict=True)]
@@ -241,8 +249,9 @@ def limit_ranges(ranges: Sequence[OffsetRange], max_offsets: int | None) -> list
 def require_matches(
     start: ScanBoundary, starts: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> None:
-    """InvalidArgumentError if a queue has no message as late as its starting timestamp. The offsets were looked up
-    before the bounds, so a queue's end is one that it has not passed since."""
+    """Raise InvalidArgumentError if a queue has no message at or after its starting timestamp. `starts` must be looked
+    up before `bounds`: in the other order, a queue whose first such message arrives in between would be reported, too.
+    """
     late = [queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset]
     if late:
         listed = ", ".join(str(queue) for queue in late[:10]) + (" …" if len(late) > 10 else "")
@@ -253,7 +262,8 @@ def require_matches(
 
 
 def text_of(expression: SqlFilter | None) -> str | None:
-    """The text of a filter expression, None for none. InvalidArgumentError for what is no filter expression."""
+    """Return the text of a filter expression; None without an expression. Raises InvalidArgumentError if `expression`
+    is no filter expression."""
     if expression is None:
         return None
     if not isinstance(expression, SqlFilter):

@@ -2,8 +2,8 @@
 
 A producer stores a half message before its local transaction. A thread polls each broker once a second for transactions
 to check. The polls also show the broker that this producer is alive. The user's `check` runs in a pool of threads, and
-its answer ends the transaction. A check without an answer is repeated in the next round of checks, by this producer or
-by another producer of the group.
+the state that it returns ends the transaction. If `check` returns no outcome, this producer or another producer of the
+group checks again in the next round.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class UnsentHalfMessage(Message, frozen=True, gc=False):
 
 
 IMMUNITY_S: Final = NumberRange(1, int(LONGEST_TIME_S))
-"""The range of `check_immunity_s`: the age in whole seconds before which no check asks about a half message."""
+"""Valid range of `check_immunity_s`, the age in whole seconds before which brokers do not check a half message."""
 
 
 def half_message(message: Message, group: str, check_immunity_s: int | None = None) -> UnsentHalfMessage:
     """Make the half message of `message` for a producer group. A delay of `message` is dropped.
 
-    `check_immunity_s`: the age in seconds, 1 or more, before which no check asks about the outcome. None: the store's
-    transaction_time_out_ms. Raises MessageIllegalError for retry and dead-letter topics, IllegalNameError for system
-    topics, and InvalidArgumentError for the immunity time.
+    `check_immunity_s`: the age in seconds, 1 or more, before which the broker does not check the transaction. None: the
+    store's transaction_time_out_ms. Raises MessageIllegalError for retry and dead-letter topics, IllegalNameError for
+    system topics, and InvalidArgumentError if the immunity time is out of range.
     """
     if not isinstance(message, Message):
         raise MessageIllegalError(f"expected a raymq.Message, got {type(message).__name__}")
@@ -70,7 +70,7 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
         wait_store_msg_ok=message.wait_store_msg_ok,
         light_queues=message.light_queues,
     )
-    # Set after the constructor's check, which refuses these names in users' messages.
+    # Set the properties after construction, because the constructor refuses these property names.
     force_setattr(half, "properties", {**message.properties, **system})
     return half
 
@@ -78,17 +78,19 @@ def half_message(message: Message, group: str, check_immunity_s: int | None = No
 CHECK_POLL_INTERVAL_S: Final = 1.0
 CHECK_CALL_TIMEOUT_S: Final = 2.0
 CHECKS_PENDING_MAX: Final = 2000
-"""The most checks that wait for a thread or have a thread. Further checks are left to the next round."""
+"""Maximum number of transaction checks that run or wait for a thread in one producer. Further checks are left to the
+next round."""
 CHECKS_STOP_TIMEOUT_S: Final = 5.0
 
 Check = Callable[[MessageExt], LocalTransactionState | None]
-"""The user's function: returns the outcome of a message's local transaction; None stands for UNKNOW."""
+"""The user's function that returns the outcome of a message's local transaction. None stands for UNKNOW."""
 
 
 def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
-    """Return the message that a check asks about, in its real queue. If the body cannot be read, `body_error` is set.
+    """Return the message of a transaction check, with its real topic and queue. If the body cannot be read,
+    `body_error` is set.
 
-    Raises BodyUnreadableError if the message's real queue cannot be read, either.
+    Raises BodyUnreadableError if the record does not name the real topic and queue.
     """
     queue = MessageQueue(HALF_TOPIC, broker_name, -1)
     half = read_record(check.record, 0, RecordPlace(queue))
@@ -102,7 +104,7 @@ def checked_message(check: TransactionCheck, broker_name: str) -> MessageExt:
 
 
 class CheckListener:
-    """Answers the checks of one transaction producer, from its construction until `close`. Thread-safe."""
+    """Answers the transaction checks of one transaction producer, from construction until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -114,7 +116,8 @@ class CheckListener:
         end: Callable[[str, MessageExt, EndTransactionRequest], object],
         threads: int,
     ) -> None:
-        """`brokers` returns the names of all brokers. `end` ends the transaction of a message at the named broker."""
+        """`brokers` returns the names of all brokers. `end` ends a message's transaction at the broker group with the
+        given name."""
         self._group, self._client_id, self._check = group, client_id, check
         self._brokers, self._end = brokers, end
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"transaction-check-{group}")
@@ -126,7 +129,8 @@ class CheckListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more checks. Waits a bounded time for running checks. Idempotent."""
+        """Stop polling for checks, and unregister from the checks of all brokers. Waits a limited time for the polling
+        thread. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -185,7 +189,8 @@ class CheckListener:
                 self._group, *offsets, int(state), check.transaction_id, from_transaction_check=True
             )
             self._end(broker_name, message, end)
-        except Exception:  # of the user's check, or of a broker that is away: the next round asks again
+        # an error of the user's check or an unreachable broker: the broker repeats the check in the next round
+        except Exception:
             logger.exception("the check of transaction %s has no answer", check.transaction_id)
         finally:
             with self._lock:

@@ -4,9 +4,10 @@
     with transaction(…)    half message ▶ the block ▶ commit at its end, rollback on an exception
 
 The half message is stored as durably as any other message, and no consumer sees it. If the producer dies before it has
-ended its transaction, or if the end is lost, the broker asks a live producer of the group repeatedly (`check`). So
-`check` must find out the outcome by itself, for example in the database that the local transaction wrote to, and must
-always give the same answer. It may be called in another process, and for a transaction in progress (answer UNKNOW).
+ended its transaction, or if the end request is lost, the broker repeatedly sends a check to a live producer of the
+group (`check`). So `check` must find out the outcome by itself, for example in the database that the local transaction
+wrote to, and must always return the same outcome. `check` may be called in another process. It may also be called for a
+transaction in progress; it then returns UNKNOW.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from raymq.remoting.master_locator import MasterLocator, RouteSource
 from raymq.remoting.storage_client import StorageClient
 
 END_CALL_TIMEOUT_S: Final = 10.0
-"""The most seconds of one attempt to end a transaction."""
+"""Timeout in seconds of one attempt to end a transaction."""
 CHECK_THREADS_MAX: Final = 64
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ logger = logging.getLogger(__name__)
 class TransactionSendResult(SendResult, frozen=True, gc=False):
     """The result of a send in a transaction.
 
-    `local_transaction_state` is the outcome. After a commit, `queue` and `queue_offset` are the message's; otherwise
-    they are the half message's, which no consumer sees. `end_error`: why the outcome did not reach the broker, or why
-    the broker refused it. `local_error`: the exception of the local transaction. Both are empty if there was no error.
-    If the outcome did not reach the broker, a check finds it out.
+    `local_transaction_state` is the outcome. After a commit, `queue` and `queue_offset` belong to the message;
+    otherwise they belong to the half message, which no consumer sees. `end_error`: why the outcome did not reach the
+    broker, or why the broker refused it. `local_error`: the exception of the local transaction. Both are empty if no
+    error occurred. If the outcome did not reach the broker, a later check determines the outcome.
     """
 
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
@@ -60,22 +61,22 @@ class TransactionSendResult(SendResult, frozen=True, gc=False):
 
 
 LocalTransaction = Callable[["Transaction", Any], LocalTransactionState | None]
-"""Carries out a local transaction, and returns its outcome; None stands for UNKNOW. The second argument is the
-`argument` of `send_in_transaction`."""
+"""The user's function that runs a local transaction and returns its outcome; None stands for UNKNOW. The second
+argument is the `argument` of `send_in_transaction`."""
 
 
 class Transaction:
-    """A transaction whose half message is stored. A `with` of it commits at the end of the block.
+    """A transaction whose half message is stored. A `with` statement commits it at the end of the block.
 
-    Made by `TransactionProducer.transaction`; to be used by one thread.
+    Made by `TransactionProducer.transaction`. Only one thread may use a transaction.
     """
 
     def __init__(self, producer: TransactionProducer, message: Message, half: SendResult) -> None:
         self.message = message
         self._producer, self.half = producer, half
-        # The outcome; None while the transaction is open.
+        # Outcome of the transaction; None while the transaction is open.
         self.state: LocalTransactionState | None = None
-        # The place of the message, once the transaction is committed.
+        # Topic, queue and offset of the message; None until the transaction is committed.
         self.committed: EndResult | None = None
 
     @property
@@ -91,11 +92,11 @@ class Transaction:
         return self.committed
 
     def rollback(self) -> None:
-        """Drop the message. A second rollback changes nothing.
+        """Roll back: drop the message. A second rollback changes nothing.
 
-        Raises TransactionError if the transaction has the other outcome, or was given up. Raises
-        ServiceNotAvailableError or RequestTimeoutError if the broker did not answer for the send timeout; then a check
-        finds out the outcome.
+        Raises TransactionError if the transaction already ended with the other outcome, or the broker has abandoned it.
+        Raises ServiceNotAvailableError or RequestTimeoutError if the broker did not answer for the send timeout; in
+        that case a later check determines the outcome.
         """
         self._end(LocalTransactionState.ROLLBACK_MESSAGE)
 
@@ -116,7 +117,7 @@ class Transaction:
             return
         try:
             self.rollback()
-        except RaymqError as failure:  # the block's own error is the one to raise
+        except RaymqError as failure:  # log the failure of the rollback only, so that the block's own error is raised
             logger.warning("transaction %s is not rolled back yet: %s", self.transaction_id, failure)
 
 
@@ -139,7 +140,7 @@ class TransactionProducer(Closing):
         on_close: Callable[[TransactionProducer], None] = lambda producer: None,
     ) -> None:
         """`producer` sends the half messages, and is closed with this object. Raises InvalidArgumentError if `check` is
-        no plain function, or if `check_threads` is out of range."""
+        not a plain function, or if `check_threads` is out of range."""
         if not callable(check):
             raise InvalidArgumentError("a transaction producer needs check=, a function that finds out outcomes")
         if kind := deferred_kind(check):
@@ -172,12 +173,12 @@ class TransactionProducer(Closing):
     ) -> TransactionSendResult:
         """Store a half message, call ``local_transaction(transaction, argument)``, and end the transaction accordingly.
 
-        An exception of the local transaction makes the outcome UNKNOW, and a check finds it out later. If the half
-        message is stored less durably than was requested, the local transaction is not called, and the message is
-        rolled back. `check_immunity_s`: the age in seconds before which no check asks (default: the store's
-        transaction_time_out_ms); with it, only a check can end the transaction later. The other arguments are those of
-        `Producer.send`. If the send of the half message raises an error, the local transaction is not called. A delay
-        of the message is ignored.
+        If the local transaction raises an exception, the outcome is UNKNOW, and a later check determines it. If the
+        half message is stored less durably than requested, the local transaction is not called, and the message is
+        rolled back. `check_immunity_s`: the age in seconds before which the broker does not check (default: the store's
+        transaction_time_out_ms); with it, only a check can end the transaction later. The other arguments are explained
+        in `Producer.send`. If the send of the half message raises an error, the local transaction is not called. A
+        delay of the message is ignored.
         """
         transaction = self._begin(message, check_immunity_s, sharding_key, queue)
         state, local_error = _run(transaction, local_transaction, argument)
@@ -205,8 +206,8 @@ class TransactionProducer(Closing):
         """Store a half message, and return its transaction for `with`. The block is the local transaction.
 
         At the end of the block the message is committed; an exception, or `rollback()` in the block, rolls it back.
-        The arguments and errors are those of `send_in_transaction`. If the half message is stored less durably than was
-        requested, it is rolled back, and TransactionError is raised. The end of the block raises the errors of
+        Takes the arguments and raises the errors of `send_in_transaction`. If the half message is stored less durably
+        than requested, it is rolled back, and TransactionError is raised. The end of the block raises the errors of
         `Transaction.rollback`.
         """
         transaction = self._begin(message, check_immunity_s, sharding_key, queue)
@@ -233,8 +234,8 @@ class TransactionProducer(Closing):
         return result
 
     def close(self) -> None:
-        """Answer no more checks, and close the producer. Idempotent. Open transactions stay open: checks by other
-        producers of the group find out their outcomes."""
+        """Stop the transaction checks, and close the producer. Idempotent. Open transactions stay open: other producers
+        of the group determine their outcomes in checks."""
         self._listener.close()
         try:
             self._producer.close()
@@ -258,7 +259,7 @@ class TransactionProducer(Closing):
         return Transaction(self, message, self._producer.send(half, **where))
 
     def _end_checked(self, broker_name: str, message: MessageExt, order: EndTransactionRequest) -> None:
-        """End a transaction after a check."""
+        """End a transaction with the outcome of a check, and notify the observers."""
         self._end_at(broker_name, message.topic, order)
         state = LocalTransactionState(order.commit_or_rollback).name
         for observer in self._producer.observers:
@@ -267,8 +268,8 @@ class TransactionProducer(Closing):
             )
 
     def _end_at(self, broker_name: str, topic: str, order: EndTransactionRequest) -> EndResult:
-        """End a transaction at a broker group's master. Retries until the master answers or the send timeout is
-        over."""
+        """End a transaction at a broker group's master. Retries until the master answers or the send timeout has
+        passed."""
         master = MasterLocator(broker_name, self._routes, self._storage)
 
         def attempt(left_s: float) -> EndResult:
@@ -285,13 +286,14 @@ class TransactionProducer(Closing):
 def _run(
     transaction: Transaction, local_transaction: LocalTransaction, argument: Any
 ) -> tuple[LocalTransactionState, str]:
-    """Run a local transaction. Returns its outcome, and the text of its exception."""
+    """Run a local transaction. Returns its outcome, and the text of its exception; empty if it raised none."""
     if transaction.half.status is not SendStatus.SEND_OK:
         return LocalTransactionState.ROLLBACK_MESSAGE, ""
     try:
         state = local_transaction(transaction, argument)
         outcome = LocalTransactionState.UNKNOW if state is None else LocalTransactionState(state)
-    except Exception as error:  # the local transaction may have been committed before
+    # the local transaction may have been committed before it raised, so the outcome is unknown
+    except Exception as error:
         logger.warning("a check will ask about transaction %s, which raised", transaction.transaction_id, exc_info=True)
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"
     return outcome, ""

@@ -1,7 +1,7 @@
 """The settings of a whole raymq cluster. Unknown keys and values out of bounds are refused when the settings are read.
 
 Names are RocketMQ's in snake_case, with the unit at the end. Defaults are RocketMQ's unless design.md says otherwise
-(spec/storage.md §6). A part of the system gets its own section, never all settings.
+(spec/storage.md §6). A component such as a broker or a store gets only its own section of the settings.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from raymq.common.numbers import NUMBER_MAX, shown
 DEFAULT_FILE: Final = "raymq.yaml"
 
 DATA_DIR_VARIABLE: Final = "RAYMQ_DATA_DIR"
-"""Environment variable of a node's Ray processes: the directory of the stores on this node, instead of `data_dir`."""
+"""Environment variable of a node's Ray processes. The variable names the directory of the stores on this node and
+overrides `data_dir`."""
 
 
 class BrokerOptions(SettingsSection):
-    """The section `broker` of raymq.yaml: topics and groups that brokers create, registration, and groups with a large
-    lag."""
+    """The section `broker` of raymq.yaml: topics and groups that brokers create, the registration interval, and the
+    handling of groups with a large lag."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     auto_create_topic_enable: bool = False
     """`true`: a send to a topic that does not exist creates the topic, even if its name is mistyped."""
     default_topic_queue_nums: Annotated[int, Field(ge=1, le=1024)] = 8
-    """The most queues, per broker group, of a topic that a send created."""
+    """Maximum number of queues per broker group for a topic that a send creates automatically."""
     auto_create_subscription_group: bool = True
     """`true`: the first consumer of a group creates the group."""
     register_name_server_period_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 30_000
-    """Interval at which brokers register again. Values are clamped to 10 s to 1 min."""
+    """Interval at which brokers register again at the NameServers. Values are clamped to 10 s to 1 min."""
     disable_consume_if_consumer_read_slowly: bool = False
     """`true`: a group whose lag is too large may no longer consume (the broker sets the group's `consume_enable` to
     false)."""
@@ -55,33 +56,38 @@ class BrokerOptions(SettingsSection):
     """The largest lag, in bytes of the log, that `disable_consume_if_consumer_read_slowly` allows."""
 
     broker_permission: Literal[2, 4, 6] = 6
-    """Permissions of the broker group: 4 to read plus 2 to write. Routes contain the permissions, so without the 2
-    producers send to other broker groups."""
+    """Permissions of the broker group: 4 (read) plus 2 (write). Routes contain the permissions, so producers send to
+    other broker groups if the 2 is missing."""
     transaction_check_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 30_000
-    """Interval at which brokers ask producers about half messages."""
+    """Interval at which brokers ask producers for the outcome of open half messages."""
     offset_sweep_interval_ms: Annotated[int, Field(ge=100, le=86_400_000)] = 60_000
-    """Interval at which a broker deletes a group's offsets in topics to which none of the group's consumers
-    subscribes any more."""
+    """Interval at which a broker deletes unused offsets. A group's offsets in a topic are unused if no consumer of the
+    group subscribes to the topic any more."""
 
     heartbeat_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
-    """Number of clients' heartbeats that may wait for a thread at a broker; one more gets `SystemBusyError`."""
+    """Maximum number of client heartbeats that wait for a thread at a broker. Further heartbeats get
+    `SystemBusyError`."""
     wait_time_in_heartbeat_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 31_000
     """How long a heartbeat waits for a thread before the broker refuses it as busy."""
     client_manager_queue_capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 1_000_000
-    """Number of other client calls that may wait for a thread: for groups, offsets, topics, transactions."""
+    """Maximum number of other client calls that wait for a thread at a broker: calls about groups, offsets, topics and
+    transactions."""
     wait_time_in_client_manager_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
-    """How long a call in `client_manager_queue_capacity` waits for a thread before the broker refuses it as busy."""
+    """How long one of the client calls that `client_manager_queue_capacity` counts waits for a thread before the broker
+    refuses the call as busy."""
 
     @property
     def registration_interval_s(self) -> float:
-        """The time between two full registrations, within RocketMQ's bounds (golden fact 32)."""
+        """The time in seconds between two full registrations of a broker, within RocketMQ's bounds (golden fact
+        32)."""
         return min(max(self.register_name_server_period_ms, 10_000), 60_000) / 1000
 
 
 class BrokerRole(Enum):
     """The fixed role of replica 0, which always leads its broker group. The other replicas are slaves.
 
-    ASYNC_MASTER acknowledges a message that is on its own disk, SYNC_MASTER a message that `in_sync_replicas` have.
+    ASYNC_MASTER acknowledges a message after the master's own disk has the message. SYNC_MASTER acknowledges a message
+    after `in_sync_replicas` replicas have it.
     """
 
     ASYNC_MASTER = "ASYNC_MASTER"
@@ -95,30 +101,34 @@ class ReplicationOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     replicas: Annotated[int, Field(ge=1, le=9)] = 1
-    """Copies of each broker group's messages, each on a separate node."""
+    """Number of copies of each broker group's messages, each on a separate node."""
     in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
-    """Copies of a message, including the master's, that must exist before the message is acknowledged."""
+    """Number of copies, including the master's, that a message needs before the message is acknowledged."""
     min_in_sync_replicas: Annotated[int, Field(ge=1, le=9)] = 1
-    """Replicas that must be in sync; with fewer, the master refuses messages."""
+    """Minimum number of replicas that are in sync. With fewer, the master refuses messages."""
     all_ack_in_sync_state_set: bool = True
-    """Without `broker_role`: acknowledge a message only when every in-sync replica has it."""
+    """Without `broker_role`: `true` acknowledges a message only after every in-sync replica has the message."""
     slave_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
-    """How long an append waits for its copies. After this time its status is `FLUSH_SLAVE_TIMEOUT`."""
+    """How long an append waits for its copies on other replicas. After this time the append's status is
+    `FLUSH_SLAVE_TIMEOUT`."""
     ha_max_time_slave_not_catchup_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 15_000
     """How long a replica may lag and still count as in sync."""
     enable_elect_unclean_master: bool = False
-    """`true`: a replica that lacks acknowledged messages may lead if no complete replica is left."""
+    """`true`: a replica that lacks acknowledged messages may lead if no replica with all acknowledged messages
+    is left."""
     broker_role: BrokerRole | None = None
     """`ASYNC_MASTER` or `SYNC_MASTER`: replica 0 always has this role, and the other replicas are slaves that never
-    lead. `null`: a master is elected."""
+    lead. `null`: the replicas elect a master."""
     ha_max_gap_not_in_sync_bytes: Annotated[int, Field(ge=1, le=NUMBER_MAX)] = 256 << 20
-    """With `broker_role`: a slave that lacks this number of bytes is not in sync."""
+    """With `broker_role`: a slave is in sync only while it lags by fewer than this number of bytes."""
     slave_read_enable: bool = False
-    """`true`: consumers read old messages from slaves, and all messages while there is no master."""
+    """`true`: consumers read old messages from slaves. While no master exists, consumers read all messages from
+    slaves."""
     learners: Annotated[int, Field(ge=0, le=8)] = 0
-    """Number of replicas that only copy: they never lead and never count as in sync."""
+    """Number of replicas that only copy the log. These replicas never lead and never count as in sync."""
     spread: bool = True
-    """`true`: replicas of a group must be on different nodes and zones. `false` is for trials on one machine."""
+    """`true`: the replicas of a broker group must be on different nodes and in different zones. `false` is for trials
+    on one machine."""
 
     replace_after_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 300.0
     """Seconds after which the replicas of an unreachable node move to another node."""
@@ -153,8 +163,9 @@ class PlacementOptions(SettingsSection):
     node_label: Annotated[
         str | None, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$")
     ] = None
-    """Replicas run only on Ray nodes with this label, whatever its value (`ray start --labels raymq-store=0`).
-    `--wait-nodes` counts only these nodes, and `raymq up` searches only these nodes for stores."""
+    """Label of the Ray nodes that may run replicas; the label's value does not matter (`ray start --labels
+    raymq-store=0`). `--wait-nodes` counts only nodes with this label, and `raymq up` searches only these nodes for
+    stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +181,16 @@ class BrokerSettings:
     rebalance_servers: int = 1
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     store: StoreOptions = field(default_factory=StoreOptions)
-    """The initial settings of the broker group's stores. The broker distributes later changes."""
+    """The initial settings of the broker group's stores. The broker sends later changes to the stores."""
     replication: ReplicationOptions = field(default_factory=ReplicationOptions)
 
 
 class ClusterSettings(SettingsSection):
     """All settings of a raymq cluster, as in `raymq.yaml`. Every key is optional; the defaults run on one machine.
 
-    Broker groups are named broker-a, broker-b and so on. Without `broker_groups`, the broker groups in the data
-    directories start too (placement.plan.with_found_stores). Each replica has a directory below `data_dir`, named after
-    its broker group and replica number.
+    Broker groups are named broker-a, broker-b and so on. If `broker_groups` is not set, `raymq up` also starts the
+    broker groups whose stores exist in the data directories (placement.plan.with_found_stores). Each replica has a
+    directory below `data_dir`, named after its broker group and replica number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -187,17 +198,18 @@ class ClusterSettings(SettingsSection):
     cluster_name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "raymq"
     """The name of this raymq cluster."""
     data_dir: Path = Path("~/.raymq/store")
-    """The directory of the stores, on each node. The environment variable `RAYMQ_DATA_DIR` of a node's Ray processes
-    takes precedence on that node."""
+    """The directory of the stores, on each node. If a node's Ray processes have the environment variable
+    `RAYMQ_DATA_DIR`, the variable takes precedence on that node."""
     name_servers: Annotated[int, Field(ge=1, le=3)] = 1
     """Number of NameServer actors."""
     rebalance_servers: Annotated[int, Field(ge=1, le=REBALANCE_SLOTS)] = 2
-    """Number of Rebalance actors that share the consumer groups."""
+    """Number of Rebalance actors. Each actor serves a share of the consumer groups."""
     broker_groups: Annotated[int, Field(ge=1, le=BROKER_GROUPS_MAX)] = 1
-    """Number of broker groups that share the queues. Without this key, all broker groups start that exist in the
-    data directories."""
+    """Number of broker groups. The queues of a topic are divided among the broker groups. If this key is not set, all
+    broker groups start whose stores exist in the data directories."""
     leave_out: Annotated[tuple[str, ...], Field(max_length=260)] = ()
-    """Broker groups (`broker-b`) and replicas (`broker-a-2`) that do not start, although their stores are on disk."""
+    """Broker groups (`broker-b`) and replicas (`broker-a-2`) that must not start, although their stores are on
+    disk."""
     broker: BrokerOptions = BrokerOptions()
     """The section `broker`, the same for all brokers."""
     store: StoreOptions = StoreOptions()
@@ -228,7 +240,7 @@ class ClusterSettings(SettingsSection):
 
     @property
     def broker_names(self) -> list[str]:
-        """The names of the broker groups: broker-a, broker-b and so on."""
+        """The names of the configured broker groups: broker-a, broker-b and so on."""
         return [f"broker-{letter}" for letter in ascii_lowercase[: self.broker_groups]]
 
 
@@ -237,12 +249,12 @@ SETTINGS_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     for name, info in ClusterSettings.model_fields.items()
     if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
 }
-"""The classes of the sections of `raymq.yaml`, by the section's key."""
+"""The classes of the sections of `raymq.yaml`, by section name."""
 
 
 def data_dir_here(data_dir: Path) -> Path:
-    """Return the directory of the stores on this process's node: RAYMQ_DATA_DIR if the node sets it, else
-    `data_dir`."""
+    """Return the directory of the stores on this process's node: the value of RAYMQ_DATA_DIR if the variable is set,
+    else `data_dir`."""
     return Path(os.environ.get(DATA_DIR_VARIABLE) or data_dir).expanduser().absolute()
 
 
@@ -252,10 +264,11 @@ def path_here(path: Path, data_dir: Path) -> Path:
 
 
 def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
-    """Read `raymq.yaml`. Keyword arguments that are not None take precedence over the file.
+    """Read the settings of a cluster from `raymq.yaml`. Keyword arguments that are not None take precedence over the
+    file.
 
-    `path` None: `raymq.yaml` in the current directory if it exists, else the defaults. Raises ConfigError with the
-    file, the key and the allowed values.
+    If `path` is None, the function reads `raymq.yaml` in the current directory if the file exists, else returns the
+    defaults. Raises ConfigError with the file, the key and the allowed values if a setting is not valid.
     """
     file = Path(DEFAULT_FILE) if path is None else Path(path)
     values = read_settings_file(file) if path is not None or file.exists() else {}
@@ -267,12 +280,12 @@ def load_settings(path: Path | str | None, **overrides: Any) -> ClusterSettings:
 
 
 PROBLEMS_MAX: Final = 20
-"""The most problems in one error. A file with more problems is probably not a settings file."""
+"""Maximum number of problems that one error lists. A file with more problems is probably not a settings file."""
 
 
 def explain(where: str, error: ValidationError, section: str = "") -> str:
-    """Return the problems of settings in one line, at most PROBLEMS_MAX of them: each key, the value, and the allowed
-    values. `section`: the checked section; empty if all sections were checked."""
+    """Describe at most PROBLEMS_MAX invalid settings in one line: each key, its value, and the allowed values.
+    `section`: the section that was checked; empty if all sections were checked."""
     problems = []
     for item in error.errors()[:PROBLEMS_MAX]:
         location = (section, *item["loc"]) if section else item["loc"]

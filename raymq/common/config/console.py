@@ -12,7 +12,7 @@ from raymq.common.config.section import SettingsSection
 
 
 class ConsoleOptions(SettingsSection):
-    """The options of the console: where it listens, who may look at what."""
+    """The section `console` of raymq.yaml: the console's address, and what viewers may see and change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,23 +22,23 @@ class ConsoleOptions(SettingsSection):
     """The address on which the console listens, on the head node. An address other than loopback needs Ray's token
     authentication."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8270
-    """The port; `0` for any free port."""
+    """The TCP port on which the console listens; `0` for any free port."""
     base_path: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
-    """The path prefix of the console's pages behind a proxy, such as `/raymq`."""
+    """The path prefix of the console's pages behind a proxy, for example `/raymq`."""
     tls_cert: Path | None = None
-    """The file of the console's certificate, PEM, on the head node."""
+    """The PEM file of the console's TLS certificate, on the head node."""
     tls_key: Path | None = None
-    """The file of the certificate's key."""
+    """The file of the TLS certificate's private key."""
     viewer_token_file: Path | None = None
-    """The file with the token of viewers, who may read but change nothing."""
+    """The file with the viewers' token. Viewers may read but change nothing."""
     show_bodies: bool = True
     """`true`: viewers see the bodies of messages."""
     read_only: bool = False
-    """`true`: nobody may change anything, not even admins."""
+    """`true`: nobody may change anything through the console, not even admins."""
     tail_rate: Annotated[int, Field(ge=1, le=1000)] = 50
-    """The most messages per second that a live tail shows."""
+    """Maximum number of messages per second that a live tail shows."""
     max_viewers: Annotated[int, Field(ge=1, le=1000)] = 20
-    """The most live tails at the same time."""
+    """Maximum number of live tails that run at the same time."""
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ConsoleOptions:
@@ -48,12 +48,12 @@ class ConsoleOptions(SettingsSection):
 
     @property
     def scheme(self) -> str:
-        """``https`` or ``http``."""
+        """URL scheme of the console: ``https`` or ``http``."""
         return "https" if self.tls_cert is not None else "http"
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach it."""
+        """True if only the console's own machine can reach the console."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:

@@ -1,11 +1,12 @@
 """Settings that may change while raymq runs: their names, values and checks. This module does no I/O.
 
-A broker keeps the changes of its broker group in its state log, and applies them over the values from raymq.yaml. A
-change is a name such as ``store.file_reserved_time_hours`` with a YAML value. The models that check raymq.yaml also
-check each change.
+A broker stores the setting changes of its broker group in its state log, and applies them over the values from
+raymq.yaml. A change is a name such as ``store.file_reserved_time_hours`` with a YAML value. The models that check
+raymq.yaml also check each change.
 
 A setting has three spellings: the full name; the key alone, if only one section has the key; and RocketMQ's name, such
-as ``fileReservedTime``. The spellings include settings that are read only when raymq starts, for better errors.
+as ``fileReservedTime``. The spellings also cover settings that are read only when raymq starts, so that an error can
+name such a setting.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from raymq.common.config.store import StoreOptions
 from raymq.common.errors import ConfigError, InvalidArgumentError
 
 SettingValue = str | int | float | bool | None
-"""A value in YAML and JSON."""
+"""The type of a setting's value, as in YAML and JSON."""
 
 LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": (
@@ -89,7 +90,8 @@ LIVE_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "replication": ("slave_timeout_ms",),
     "metrics": ("per_topic_max", "per_group_max"),
 }
-"""By section, the settings that may change while raymq runs. Other settings are read when an actor starts."""
+"""The settings that may change while raymq runs, by section. An actor reads all other settings only when it
+starts."""
 
 _ROCKETMQ_NAMES: Final = {
     "osPageCacheBusyTimeOutMills": "store.os_page_cache_busy_timeout_ms",
@@ -103,14 +105,14 @@ _ROCKETMQ_NAMES: Final = {
     "heartbeatThreadPoolQueueCapacity": "broker.heartbeat_queue_capacity",
     "clientManagerThreadPoolQueueCapacity": "broker.client_manager_queue_capacity",
 }
-"""RocketMQ's names that do not follow the rule of `rocketmq_name`."""
+"""RocketMQ's names of settings that do not follow the rule of `rocketmq_name`, with raymq's full names."""
 
 _UNITS: Final = ("_ms", "_bytes", "_hours")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """The sections of a broker group's settings that have live settings, at one moment."""
+    """The current values of a broker group's settings, for the sections that have live settings."""
 
     broker: BrokerOptions = field(default_factory=BrokerOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
@@ -118,12 +120,12 @@ class LiveOptions:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def value(self, key: str) -> Any:
-        """Return the value of a setting by its full name, as the models store it."""
+        """Return the value of the setting with the full name `key`, in the type of the settings model."""
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
 
     def plain(self) -> dict[str, Any]:
-        """Return all values by their full names, as YAML and JSON have them."""
+        """Return all values by full name, as plain YAML and JSON values."""
         return {
             f"{section}.{name}": _plain(getattr(getattr(self, section), name))
             for section in LIVE_SETTINGS
@@ -151,8 +153,8 @@ def rocketmq_name(name: str) -> str:
 def full_name(name: str) -> str:
     """Return the full name of a setting, such as ``store.delete_when``, for any of its spellings.
 
-    Raises InvalidArgumentError for an unknown name, with the most similar one, and for a key that several sections
-    have.
+    Raises InvalidArgumentError if the name is unknown (the error suggests the most similar name), or if several
+    sections have the key.
     """
     found = _SPELLINGS.get(name, ())
     if len(found) == 1:
@@ -165,8 +167,8 @@ def full_name(name: str) -> str:
 
 
 def live_name(name: str) -> str:
-    """Return the full name of a live setting. Raises InvalidArgumentError like `full_name`, and for a setting that is
-    read only when raymq starts."""
+    """Return the full name of a live setting. Raises InvalidArgumentError if `full_name` raises it, or if the setting
+    is read only when raymq starts."""
     full = full_name(name)
     section, _, key = full.rpartition(".")
     if key not in LIVE_SETTINGS.get(section, ()):
@@ -183,10 +185,11 @@ def is_live(full: str) -> bool:
 
 
 def parse_value(name: str, text: str) -> SettingValue:
-    """Parse a value that a user typed, for `check_change`. The value is YAML, as in raymq.yaml; for a setting that is a
-    text it is the text itself.
+    """Parse a setting's value that a user typed, for `check_change`. The value is YAML, as in raymq.yaml. If the
+    setting is a text, the typed text is the value.
 
-    Raises InvalidArgumentError for an unknown name, a list or a mapping; ConfigError for invalid YAML.
+    Raises InvalidArgumentError if the name is unknown, or if the value is a list or a mapping. Raises ConfigError if
+    the value is not valid YAML.
     """
     full = full_name(name)
     section, _, key = full.rpartition(".")
@@ -202,11 +205,12 @@ def parse_value(name: str, text: str) -> SettingValue:
 def check_change(
     start: LiveOptions, changes: Mapping[str, SettingValue], name: str, value: SettingValue
 ) -> tuple[str, SettingValue]:
-    """Check one more change of the settings with which raymq started, with the checks of raymq.yaml.
+    """Check one more change of a live setting, with the checks of raymq.yaml.
 
-    `changes`: the present changes; invalid ones are ignored. Returns the setting's full name and the
-    checked value: a text that spells a number becomes a number. Raises InvalidArgumentError for an unknown name or a
-    setting that is not live, and ConfigError for a value that is not allowed.
+    `start`: the settings with which raymq started. `changes`: the changes so far; invalid changes are ignored. Returns
+    the setting's full name and the checked value: a text that spells a number becomes a number. Raises
+    InvalidArgumentError if the name is unknown or the setting is not live. Raises ConfigError if the value is not
+    allowed.
     """
     full = live_name(name)
     valid, _ = apply_changes(start, {key: known for key, known in changes.items() if key != full})
@@ -214,9 +218,11 @@ def check_change(
 
 
 def apply_changes(start: LiveOptions, changes: Mapping[str, SettingValue]) -> tuple[LiveOptions, dict[str, str]]:
-    """Return the settings after `changes`, and the changes that are no longer valid, with the reasons.
+    """Apply `changes` to the settings `start`. Returns the resulting settings, and the invalid changes with the
+    reasons.
 
-    A valid change becomes invalid if a later raymq.yaml forbids its value, or if this version has no such live setting.
+    A stored change becomes invalid if a later raymq.yaml forbids its value, or if this version of raymq has no such
+    live setting.
     """
     now, refused = start, {}
     for name, value in sorted(changes.items()):
@@ -253,4 +259,4 @@ def _spellings() -> dict[str, tuple[str, ...]]:
 
 
 _SPELLINGS: Final = _spellings()
-"""The full names that each spelling of a setting may mean."""
+"""Each spelling of a setting, with the full names that the spelling may mean."""

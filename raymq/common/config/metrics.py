@@ -1,4 +1,4 @@
-"""The settings of metrics: the section `metrics` of raymq.yaml, and the settings that an actor gets."""
+"""The settings of metrics: the section `metrics` of raymq.yaml, and the settings that each actor gets."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from raymq.common.config.section import SettingsSection
 
 
 class MetricsOptions(SettingsSection):
-    """The section `metrics` of raymq.yaml: whether actors report, and how many topics and groups have separate
-    series."""
+    """The section `metrics` of raymq.yaml: whether actors report metrics, and how many topics and groups have separate
+    time series."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable: bool = True
     """`true`: the actors report metrics to Ray, for Prometheus."""
     per_topic_max: Annotated[int, Field(ge=0, le=100_000)] = 500
-    """Number of topics with separate series, for each process. The other topics are summed."""
+    """Maximum number of topics with separate time series, in each process. The metrics of all other topics are
+    summed."""
     per_group_max: Annotated[int, Field(ge=0, le=100_000)] = 500
-    """Number of consumer groups with separate series, for each process. The other groups are summed."""
+    """Maximum number of consumer groups with separate time series, in each process. The metrics of all other groups are
+    summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """The settings of one actor's metrics: the cluster's name, which is a label, and the section of raymq.yaml."""
+    """The metrics settings of one actor: the cluster's name, which is a metric label, and the section `metrics` of
+    raymq.yaml."""
 
     cluster: str = "raymq"
     options: MetricsOptions = field(default_factory=MetricsOptions)

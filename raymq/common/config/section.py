@@ -12,9 +12,9 @@ _BOOL: Final = re.compile(r"\bbool\b")
 
 
 class SettingsSection(BaseModel):
-    """A section of settings. Raises ValidationError for a value that is not allowed.
+    """A section of settings. Raises ValidationError if a value is not allowed.
 
-    Pydantic accepts True as 1, and YAML reads ``yes`` as True. A setting that is a number refuses both.
+    Pydantic accepts True as 1, and YAML reads ``yes`` as True. So a number setting refuses both.
     """
 
     @field_validator("*", mode="before")

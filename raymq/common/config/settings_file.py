@@ -1,8 +1,8 @@
 """Reads a YAML file of settings, with limits.
 
 A short YAML file can have a huge value, because an alias repeats a whole tree. Nested brackets exhaust the parser's
-stack, and a repeated key silently replaces the first value. So files of settings have limits; each error names the
-line.
+stack, and a repeated key silently replaces the first value. So the reader limits the file's size, values and nesting,
+and refuses aliases and repeated keys. Each error names the line.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ MAX_VALUES: Final = 10_000
 def read_settings_file(file: Path) -> dict[Any, Any]:
     """Return the settings in `file`; empty if the file has no values.
 
-    Raises ConfigError with the file and the reason if the file cannot be read, is not YAML or no mapping, has more than
-    MAX_BYTES bytes or MAX_VALUES values, is nested more than MAX_DEPTH deep, repeats a key, or has anchors or aliases.
+    Raises ConfigError with the file and the reason if the file cannot be read, is not YAML, or is not a mapping. Raises
+    ConfigError too if the file has more than MAX_BYTES bytes or MAX_VALUES values, is nested more than MAX_DEPTH deep,
+    repeats a key, or has anchors or aliases.
     """
     try:
         with file.open("rb") as stream:
@@ -41,7 +42,7 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigError(f"{file}{line} is not YAML: {error.problem}; correct that line or one before it") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        # Values raise ValueError or OverflowError: `!!int abc`, or a date in month 13.
+        # PyYAML raises ValueError or OverflowError for some values: `!!int abc`, or a date in month 13.
         raise ConfigError(f"{file} is not YAML: {error}") from None
     if values is None:
         return {}
@@ -51,8 +52,8 @@ def read_settings_file(file: Path) -> dict[Any, Any]:
 
 
 def read_setting(name: str, text: str) -> Any:
-    """Parse the value that a user typed for a setting, as `read_settings_file` does. Raises ConfigError with the
-    setting and the reason."""
+    """Parse a setting's value that a user typed, as `read_settings_file` does. Raises ConfigError with the setting and
+    the reason if the text is not a valid value."""
     try:
         if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
@@ -62,7 +63,7 @@ def read_setting(name: str, text: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """Part of a YAML file that settings may not contain."""
+    """A part of a YAML file, such as an alias or a repeated key, that a settings file may not contain."""
 
     def __init__(self, text: str, mark: Any) -> None:
         super().__init__(text)
@@ -70,7 +71,7 @@ class _RefusedError(Exception):
 
 
 class _BoundedLoader(yaml.SafeLoader):
-    """A safe YAML loader without anchors and aliases, with limits, that refuses repeated keys."""
+    """A safe YAML loader with limits, which refuses anchors, aliases and repeated keys."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -78,7 +79,7 @@ class _BoundedLoader(yaml.SafeLoader):
         self._values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        parser: Any = self  # the stubs leave its methods without types
+        parser: Any = self  # PyYAML's type stubs leave the parser's methods untyped
         event = parser.peek_event()
         if getattr(event, "anchor", None) is not None:  # an alias has an anchor too
             text = "anchors and aliases (& and *) are not allowed in settings; write the values out"
@@ -100,7 +101,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    """Refuse a key that is not a name, or that is repeated in its mapping."""
+    """Raise an error if a key of the mapping `node` is not a name, or is repeated."""
     first: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

@@ -21,11 +21,11 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MESSAGE_SIZE_LIMIT_BYTE
 from raymq.common.numbers import NUMBER_MAX
 
 CONSUME_QUEUE_UNIT_BYTES: Final = 20
-"""Size of a consume queue's unit: UNIT_DTYPE of raymq.records.format.layout."""
+"""Size of a consume queue's unit (entry), in bytes: UNIT_DTYPE of raymq.records.format.layout."""
 BATCH_UNIT_BYTES: Final = 46
-"""Size of a batch consume queue's unit: BATCH_UNIT_DTYPE of raymq.records.format.layout."""
+"""Size of a batch consume queue's unit (entry), in bytes: BATCH_UNIT_DTYPE of raymq.records.format.layout."""
 MAX_FILTER_MESSAGE_SIZE_BYTES: Final = CONSUME_QUEUE_UNIT_BYTES << 18
-"""Size of the units of 262,144 messages."""
+"""Default of `max_filter_message_size_bytes`: the size of 262,144 consume-queue units."""
 CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 << 20
 COMMIT_LOG_DIR: Final = "commitlog"
 _HOOK_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -35,13 +35,13 @@ def absolute_path(path: Path) -> Path:
     """Return the absolute path, with `~` resolved. Raises ValueError if the user in the path does not exist."""
     try:
         return path.expanduser().absolute()
-    except RuntimeError as error:  # no such user
+    except RuntimeError as error:  # the user in the path does not exist
         raise ValueError(str(error)) from None
 
 
 class FlushDiskType(Enum):
-    """The moment at which an append is acknowledged. SYNC_FLUSH: its bytes are on disk. ASYNC_FLUSH: they are in the
-    file's page cache."""
+    """The moment at which an append is acknowledged. SYNC_FLUSH: after the append's bytes are on disk. ASYNC_FLUSH:
+    after the bytes are in the file's page cache."""
 
     SYNC_FLUSH = "SYNC_FLUSH"
     ASYNC_FLUSH = "ASYNC_FLUSH"
@@ -53,163 +53,177 @@ class StoreOptions(SettingsSection):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     store_path_commit_log: tuple[Path, ...] = ()
-    """Directories, each best on a separate disk, among which the commit log's files alternate. Empty: `commitlog` in
-    the store directory. Each store has its own subdirectory in them."""
+    """Directories among which the commit log's files alternate, each preferably on a separate disk. Each store has its
+    own subdirectory in these directories. Empty: the files are in `commitlog` in the store directory."""
     read_only_commit_log_store_paths: tuple[Path, ...] = ()
-    """Directories with files of the commit log that get no new files. They may also be listed in
+    """Directories whose commit-log files are read, but which get no new files. A directory may also be listed in
     `store_path_commit_log`."""
     mapped_file_size_commit_log_bytes: Annotated[int, Field(ge=64, le=1 << 34)] = 1 << 30
-    """Size of a commit-log file. It is fixed for the life of a store directory."""
+    """Size of a commit-log file. The size cannot change after the store directory was created."""
     mapped_file_size_consume_queue_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = 6_000_000
-    """Size of a consume-queue file, rounded up to whole units of 20 bytes. It is fixed for the life of a store
-    directory."""
+    """Size of a consume-queue file, rounded up to whole units of 20 bytes. The size cannot change after the store
+    directory was created."""
     enable_consume_queue_ext: bool = False
-    """`true`: a message's tag code and store time go to an extension of its consume queue."""
+    """`true`: a message's tag code and store time are written to an extension file of the consume queue."""
     mapped_file_size_consume_queue_ext_bytes: Annotated[int, Field(ge=64, le=1 << 30)] = CONSUME_QUEUE_EXT_FILE_BYTES
-    """Size of a file of a consume-queue extension. It is fixed for the life of a store directory."""
+    """Size of a consume-queue extension file. The size cannot change after the store directory was created."""
     warm_mapped_file_enable: bool = False
-    """With `ASYNC_FLUSH`: a thread prefaults the log's next pages for a fast writer."""
+    """`true`, with `ASYNC_FLUSH`: a thread prefaults the next pages of the log ahead of a fast writer."""
     mapper_file_size_batch_consume_queue_bytes: Annotated[int, Field(ge=BATCH_UNIT_BYTES, le=1 << 30)] = (
         300_000 * BATCH_UNIT_BYTES
     )
-    """Size of a file of a queue of inner batches (topics of queue type `batch`), rounded up to whole units of 46
-    bytes."""
+    """Size of a batch-consume-queue file (topics of queue type `batch`), rounded up to whole units of 46 bytes."""
     flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
-    """`SYNC_FLUSH` acknowledges an append and makes it visible to consumers once the append is on disk;
-    `ASYNC_FLUSH` once it is in the file."""
+    """`SYNC_FLUSH`: an append is acknowledged and visible to consumers after the append is on disk. `ASYNC_FLUSH`:
+    after the append is in the file."""
     flush_interval_commit_log_ms: Annotated[int, Field(ge=1, le=60_000)] = 500
     """With `ASYNC_FLUSH`: interval at which the commit log is flushed."""
     flush_commit_log_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 4
-    """With `ASYNC_FLUSH`: flush only if this number of 4 KiB pages is dirty."""
+    """With `ASYNC_FLUSH`: minimum number of dirty 4 KiB pages for a flush."""
     flush_commit_log_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 10_000
-    """With `ASYNC_FLUSH`: flush all dirty pages at least this often."""
+    """With `ASYNC_FLUSH`: maximum interval between flushes of all dirty pages of the commit log."""
     transient_store_pool_enable: bool = False
-    """With `ASYNC_FLUSH`: appends go to buffers in memory and from there to the files, in large pieces. A killed
-    process loses appends that are not yet in the files."""
+    """`true`, with `ASYNC_FLUSH`: appends go to buffers in memory, and a thread writes the buffers to the files in
+    large pieces. If the process is killed, appends that are not yet in the files are lost."""
     transient_store_pool_size: Annotated[int, Field(ge=2, le=1024)] = 5
-    """Number of buffers in the transient store pool. A buffer has 16 MiB, or a file's size if smaller."""
+    """Number of buffers in the transient store pool. A buffer has 16 MiB, or the size of a commit-log file if
+    smaller."""
     fast_fail_if_no_buffer_in_store_pool: bool = False
-    """`true`: if the pool has no free buffer, an append is refused as busy. `false`: the append writes a buffer to
-    its file first."""
+    """Rule for an append if the transient store pool has no free buffer. `true`: the store refuses the append as
+    busy. `false`: the append first writes a buffer to its file."""
     commit_interval_commit_log_ms: Annotated[int, Field(ge=1, le=60_000)] = 200
-    """Interval at which the pool's thread checks for buffers to write."""
+    """Interval at which the thread of the transient store pool checks for buffers to write."""
     commit_commit_log_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 4
-    """The pool's thread writes its buffers when they have this number of 4 KiB pages."""
+    """Minimum number of 4 KiB pages in the transient store pool's buffers before the pool's thread writes the buffers
+    to the files."""
     commit_commit_log_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
-    """Interval at which the pool's thread writes fewer pages and makes them visible to consumers."""
+    """Interval at which the transient store pool's thread also writes fewer pages than `commit_commit_log_least_pages`,
+    and makes their appends visible to consumers."""
     flush_interval_consume_queue_ms: Annotated[int, Field(ge=10, le=60_000)] = 1000
     """Interval at which the consume queues are flushed and the checkpoint is written."""
     flush_consume_queue_least_pages: Annotated[int, Field(ge=0, le=1 << 20)] = 2
-    """A queue with fewer dirty pages of 4 KiB waits for `flush_consume_queue_thorough_interval_ms`."""
+    """Minimum number of dirty 4 KiB pages for a flush of a consume queue. A queue with fewer dirty pages waits for
+    `flush_consume_queue_thorough_interval_ms`."""
     flush_consume_queue_thorough_interval_ms: Annotated[int, Field(ge=1, le=600_000)] = 60_000
-    """Flush all queues at least this often; each snapshot also flushes all queues."""
+    """Maximum interval between flushes of all consume queues. Each snapshot also flushes all queues."""
     sync_flush_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
-    """With `SYNC_FLUSH`: how long an append waits before its status is `FLUSH_DISK_TIMEOUT`."""
+    """With `SYNC_FLUSH`: how long an append waits for the disk. After this time the append's status is
+    `FLUSH_DISK_TIMEOUT`."""
     max_message_size_bytes: Annotated[int, Field(ge=1, le=MESSAGE_SIZE_LIMIT_BYTES)] = MAX_MESSAGE_SIZE_BYTES
-    """Longest body; a record may have 64 KiB more. Producers have a separate `max_message_size_bytes`; readers
-    decompress bodies up to the store's limit."""
+    """Maximum size of a message's body; the whole record may be 64 KiB larger. Producers have a separate
+    `max_message_size_bytes`. Readers decompress bodies up to the store's limit."""
     max_append_bytes: Annotated[int, Field(ge=1, le=1 << 34)] = 64 << 20
-    """The most bytes of records in one append. A single record is always allowed."""
+    """Maximum bytes of records in one append. A single record may exceed this limit."""
     check_compressed_body: bool | None = None
     """`true`: the store refuses a message whose compressed body does not decompress within `max_message_size_bytes`.
-    `null`: only with `access.enable`."""
+    `null`: the store checks this only if `access.enable` is true."""
     check_crc_on_recover: bool = True
-    """`true`: recovery checks the CRC of each body. `false`: only the structure of the records."""
+    """`true`: recovery checks the CRC of each body. `false`: recovery checks only the structure of the records."""
     enabled_append_prop_crc: bool = False
     """`true`: the last property of each record is a CRC over the whole record. Recovery, replicas and readers check
-    this CRC. The setting costs most of the store's speed."""
+    this CRC. `true` reduces the store's throughput by most of its value."""
     force_verify_prop_crc: bool = False
-    """`true`: recovery checks the CRC property instead of the body's CRC, and treats a record without the property
-    as damaged."""
+    """`true`: recovery checks the record's CRC property instead of the body's CRC. A record without the CRC property
+    counts as damaged."""
     message_index_enable: bool = True
-    """`true`: a thread builds an index of the log, so that messages are found by key and unique id."""
+    """`true`: a thread builds an index of the log, so that queries find messages by key and by unique id."""
     max_hash_slot_num: Annotated[int, Field(ge=1, le=1 << 26)] = 5_000_000
-    """Hash slots of an index file. After a change all index files are rebuilt."""
+    """Number of hash slots in an index file. After a change of this setting the store rebuilds all index files."""
     max_index_num: Annotated[int, Field(ge=2, le=1 << 28)] = 20_000_000
-    """Entries of an index file, one more than are used. After a change all index files are rebuilt."""
+    """Number of entries in an index file; one entry stays unused. After a change of this setting the store rebuilds all
+    index files."""
     max_msgs_num_batch: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """The most messages that a query returns."""
+    """Maximum number of messages that a query by key or unique id returns."""
     query_wait_index_ms: Annotated[int, Field(ge=0, le=60_000)] = 3000
-    """How long a query waits for the index to reach the end of the log."""
+    """How long a query by key or unique id waits for the index to reach the end of the log."""
     file_reserved_time_hours: Annotated[int, Field(ge=0, le=24 * 365 * 100)] = 72
-    """The minimum time for which messages are kept."""
+    """Minimum time for which the store keeps messages."""
     delete_when: Annotated[str, Field(pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*$")] = "04"
-    """The hours of the day, local time, at which older messages are deleted: `"04"`, or `"04;16"`."""
+    """The hours of the day, in local time, at which the store deletes messages older than `file_reserved_time_hours`:
+    `"04"`, or `"04;16"`."""
     clean_resource_interval_ms: Annotated[int, Field(ge=10, le=3_600_000)] = 10_000
-    """Interval at which the store checks the age of its files and its disk."""
+    """Interval at which the store checks the age of its files and the used space of its disks."""
     compaction_schedule_interval_ms: Annotated[int, Field(ge=10, le=86_400_000)] = 900_000
-    """Interval at which compaction topics are compacted."""
+    """Interval at which the store compacts its compaction topics."""
     delete_file_batch_max: Annotated[int, Field(ge=1, le=10_000)] = 10
-    """The most commit-log files deleted at a time."""
+    """Maximum number of commit-log files that one deletion run deletes."""
     disk_max_used_space_ratio: Annotated[int, Field(ge=0, le=100)] = 75
-    """Used percent of the disk above which old messages are deleted at any hour. Clamped to 10 to 95."""
+    """Used percentage of the disk above which the store deletes old messages at any hour. Clamped to 10 to 95."""
     disk_space_clean_forcibly_ratio: Annotated[int, Field(ge=0, le=100)] = 85
-    """Used percent of the disk above which `clean_file_forcibly_enable`, if on, applies. Clamped to 30 to 85."""
+    """Used percentage of the disk above which `clean_file_forcibly_enable` takes effect if it is true. Clamped to 30 to
+    85."""
     disk_space_warning_level_ratio: Annotated[int, Field(ge=0, le=100)] = 90
-    """Used percent of the disk above which the store refuses appends. Clamped to 35 to 90."""
+    """Used percentage of the disk above which the store refuses appends. Clamped to 35 to 90."""
     clean_file_forcibly_enable: bool = False
-    """`true`, RocketMQ's default: a full disk deletes messages younger than `file_reserved_time_hours`, consumed or
-    not. `false`: young messages stay, and a store with a full disk refuses appends."""
+    """`true`, RocketMQ's default: if the disk is full, the store deletes messages younger than
+    `file_reserved_time_hours`, consumed or not. `false`: young messages stay, and the store refuses appends while its
+    disk is full."""
     os_page_cache_busy_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 1000
-    """While one append takes longer than this time, the store refuses other appends as busy."""
+    """Duration of an append in progress after which the store refuses other appends as busy."""
     send_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
-    """Number of appends that may be in flight at a store; one more gets `SystemBusyError`."""
+    """Maximum number of appends in flight at a store. Further appends get `SystemBusyError`."""
     wait_time_in_send_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 200
     """How long an append waits for the append lock before the store refuses it as busy."""
     pull_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 100_000
-    """Number of fetches that may wait for a thread at a store; one more gets `SystemBusyError`. A waiting long poll
-    holds no thread; `fetch_waiters_max` bounds long polls."""
+    """Maximum number of fetches that wait for a thread at a store. Further fetches get `SystemBusyError`. A waiting
+    long poll uses no thread; `fetch_waiters_max` limits long polls."""
     wait_time_in_pull_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
     """How long a fetch waits for a thread before the store refuses it as busy."""
     admin_broker_queue_capacity: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
-    """Number of calls for offsets, times and similar values that may wait for a thread."""
+    """Maximum number of calls for offsets, timestamps and similar values that wait for a thread at a store."""
     wait_time_in_admin_broker_queue_ms: Annotated[int, Field(ge=1, le=600_000)] = 5000
-    """How long a call for offsets, times and similar values waits for a thread before the store refuses it as busy."""
+    """How long a call for offsets, timestamps and similar values waits for a thread before the store refuses the call
+    as busy."""
     put_hooks: tuple[str, ...] = ()
-    """Functions, as `package.module:name`, that are called with each batch before it is stored, and may refuse
-    messages."""
+    """Functions, as `package.module:name`, that the store calls with each batch before the batch is stored. A function
+    may refuse messages."""
     consume_hooks: tuple[str, ...] = ()
-    """Functions, as `package.module:name`, that are called with each batch that a fetch returns."""
+    """Functions, as `package.module:name`, that the store calls with each batch that a fetch returns."""
     hook_timeout_ms: Annotated[int, Field(ge=1, le=60_000)] = 200
-    """Timeout of a hook for one request; a longer call counts as failed."""
+    """Maximum duration of one call of a hook. A longer call counts as failed."""
     put_hooks_must_succeed: bool = False
-    """`true`: messages whose put hook failed are refused as busy. `false`: such messages are stored."""
+    """`true`: the store refuses messages as busy if their put hook failed. `false`: the store stores messages whose put
+    hook failed."""
     max_mapped_bytes: Annotated[int, Field(ge=1 << 20, le=NUMBER_MAX)] = 64 << 30
-    """Address space for read-only maps of files. The least used maps are dropped when there are more."""
+    """Maximum address space for read-only memory maps of files. Above this limit the store unmaps the least
+    used files."""
     max_mapped_files: Annotated[int, Field(ge=4, le=1 << 20)] = 512
-    """Number of files that are mapped or held open at a time; each takes a descriptor."""
+    """Maximum number of files that are mapped or open at the same time. Each file takes a file descriptor."""
     max_filter_message_size_bytes: Annotated[int, Field(ge=CONSUME_QUEUE_UNIT_BYTES, le=1 << 30)] = (
         MAX_FILTER_MESSAGE_SIZE_BYTES
     )
-    """Bytes of a consume queue, 20 per message, that a fetch with a tag filter looks through."""
+    """Maximum bytes of a consume queue (20 per message) that one fetch with a tag filter scans."""
     fetch_waiters_max: Annotated[int, Field(ge=1, le=1 << 20)] = 16_384
-    """Number of long polls that wait at a time; one more gets `SystemBusyError`."""
+    """Maximum number of long polls that wait at a store. Further long polls get `SystemBusyError`."""
     dedup_producers_max: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
-    """Number of pairs of producer and queue in the deduplication table, which recognises messages sent twice."""
+    """Maximum number of (producer, queue) pairs in the store's deduplication table, which recognises messages that were
+    sent twice."""
     message_delay_level: str = DELAY_LEVELS
-    """How long messages of delay level 1, 2, … wait: numbers with s, m, h or d; at most 18."""
+    """The delays of delay levels 1, 2, … as numbers with s, m, h or d; at most 18 levels."""
     transaction_time_out_ms: Annotated[int, Field(ge=1, le=86_400_000)] = 6000
-    """Age of a half message after which its producers are asked about it."""
+    """Age of a half message after which the broker asks the producers for the transaction's outcome."""
     transaction_check_max: Annotated[int, Field(ge=1, le=10_000)] = 15
-    """Number of checks of a half message. After the last check it goes to TRANS_CHECK_MAX_TIME_TOPIC."""
+    """Maximum number of times that the broker asks producers for the outcome of a half message. After the last time,
+    the message goes to TRANS_CHECK_MAX_TIME_TOPIC."""
     transaction_op_msg_max_size: Annotated[int, Field(ge=16, le=1 << 20)] = 4096
-    """The most characters of an op record. Ended transactions share an op record up to this size."""
+    """Maximum number of characters in an op record, which names ended transactions. Several ended transactions share an
+    op record up to this size."""
     transaction_open_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
-    """The most open half messages in a store; one more gets SystemBusyError."""
+    """Maximum number of open half messages in a store. Further half messages get SystemBusyError."""
     reject_transaction_message: bool = False
-    """`true`: half messages are refused, with NoPermissionError."""
+    """`true`: the store refuses half messages with NoPermissionError."""
     enable_lmq: bool = False
-    """`true`, together with `enable_multi_dispatch`: a message also goes into the light queues that it names.
-    Otherwise the store refuses messages that name light queues."""
+    """`true`, together with `enable_multi_dispatch`: the store also puts a message into the light queues that the
+    message names. Otherwise the store refuses messages that name light queues."""
     enable_multi_dispatch: bool = False
-    """`true`: messages may be in several queues. Messages that RocketMQ put into several queues are always found
-    there."""
+    """`true`: a message may be in several queues. Even with `false`, messages that RocketMQ put into several queues are
+    found in all these queues."""
     max_lmq_consume_queue_num: Annotated[int, Field(ge=0, le=10_000_000)] = 20_000
-    """The most light queues of a store; a message for one more is refused. A queue whose messages have all expired
-    does not count."""
+    """Maximum number of light queues in a store. A message that needs a further light queue is refused. A queue whose
+    messages have all expired does not count."""
     access_message_in_memory_max_ratio: Annotated[int, Field(ge=1, le=100)] = 40
-    """Percent of the memory that is assumed to hold the newest messages. With `slave_read_enable`, older messages
-    are read from slaves."""
+    """Percentage of the machine's memory that is assumed to hold the newest messages. With `slave_read_enable`,
+    consumers read older messages from slaves."""
 
     @field_validator("put_hooks", "consume_hooks")
     @classmethod
@@ -261,18 +275,18 @@ class StoreOptions(SettingsSection):
 
     @property
     def log_directories_elsewhere(self) -> list[Path]:
-        """The directories of store_path_commit_log that may get new files."""
+        """The directories of `store_path_commit_log` in which new commit-log files may be created."""
         return [path for path in self.store_path_commit_log if path not in self.read_only_commit_log_store_paths]
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """The delays of levels 1, 2 and so on, in ms."""
+        """The delays of delay levels 1, 2 and so on, in ms."""
         return parse_delay_levels(self.message_delay_level)
 
     @property
     def warms_up_log(self) -> bool:
-        """True if a thread prefaults the log's next pages. With SYNC_FLUSH each append waits for the disk anyway, and
-        writes from the pool need no prefaulted pages."""
+        """True if a thread prefaults the log's next pages. With SYNC_FLUSH prefaulting gains nothing, because each
+        append waits for the disk. Writes from the transient store pool need no prefaulted pages."""
         is_async = self.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         return self.warm_mapped_file_enable and is_async and not self.transient_store_pool_enable
 
@@ -283,16 +297,16 @@ class StoreOptions(SettingsSection):
 
     @property
     def clean_forcibly_ratio(self) -> float:
-        """The used ratio of a disk, from 0 to 1, above which it gets no new file of the log and old files are deleted
-        at any hour. The setting is clamped to RocketMQ's bounds (spec/storage.md §9)."""
+        """The used ratio of a disk, from 0 to 1, above which the disk gets no new commit-log file, and old files are
+        deleted at any hour. The setting is clamped to RocketMQ's bounds (spec/storage.md §9)."""
         return min(max(self.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
 
 class StoreSettings(StoreOptions):
     """The path and the options of one store directory.
 
-    All parts of an open store share one instance, and read a setting when they need it, so that live settings
-    (raymq.common.config.live) take effect. Only `change` may modify the instance.
+    All parts of an open store share one instance of this class. Each part reads a setting at the moment of use, so that
+    changes of live settings (raymq.common.config.live) take effect. Only `change` may modify the instance.
     """
 
     model_config = ConfigDict(frozen=False, extra="forbid")

@@ -1,1 +1,1 @@
-"""Administrators' questions to live members of consumer groups, and the members' answers."""
+"""Queries of administrators to live members of consumer groups, and the members' answers."""

@@ -1,10 +1,11 @@
-"""Questions to one live client about its members of a consumer group, and the answers.
+"""Queries to one live client about its members of a consumer group, and the client's answers.
 
     admin ── ask_client ──▶ Broker ◀── take_questions (a long poll) ── client
                               ▲ ─────── answer_question ◀──────────────┘
 
-A broker cannot call a program. So a client sends one of the brokers a long poll for questions (actors.members). Nothing
-is stored: a question is dropped if its administrator disconnects, and stays unanswered if the client dies.
+A broker cannot call a client program. So a client sends one of the brokers a long poll for queries (actors.members).
+Nothing is stored. The broker drops a query if its administrator disconnects, and a query stays unanswered if the client
+dies.
 
 The module also collects the stacks of this process's threads, which show administrators why a consumer hangs.
 """
@@ -23,20 +24,20 @@ import msgspec
 from raymq.common.message import MessageQueue
 
 QUESTION_WAIT_S: Final = 20.0
-"""How long a broker holds a client's long poll for questions. Then the client polls again."""
+"""How long a broker holds a client's long poll for queries. After this time the client polls again."""
 MEMBER_ANSWER_MAX_BYTES: Final = 4 << 20
-"""The longest answer that a broker forwards."""
+"""Maximum size of a client's answer that a broker forwards."""
 
 QuestionKind = Literal["running", "consume"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to a client about its members of `group`, or about the member `member`.
+    """A query to a client about its members of `group`, or only about the member `member`.
 
-    "running": what the members do now, with the stacks of their threads if `stacks`. "consume": let one member call its
-    listener with the message in `record`, a whole record of `broker_name`'s log. `ticket`: the question's id, from the
-    broker.
+    Kind "running": report what the members do now, with the stacks of their threads if `stacks` is True. Kind
+    "consume": one member calls its listener with the message in `record`, which is a whole record of `broker_name`'s
+    log. `ticket`: the query's id, which the broker assigns.
     """
 
     kind: QuestionKind
@@ -58,11 +59,12 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class RunningQueue:
-    """A queue that a member holds. `state`: whether the member reads the queue, or why not.
+    """The state of a queue that is assigned to a member. `state`: whether the member reads the queue, or why not.
 
     `fetch_offset`: the next offset to fetch. Messages before `commit_offset` are consumed; messages before
-    `committed_offset` are committed (None: no commit yet). `buffered` messages of `buffered_bytes` are in the member's
-    process queue; the program processes `in_flight` of them. `trouble`: the reason of the last failed message.
+    `committed_offset` are committed (None: no commit yet). The member's process queue buffers `buffered` messages of
+    `buffered_bytes` bytes, and the program processes `in_flight` of them. `trouble`: the reason of the last failed
+    message.
     """
 
     queue: MessageQueue
@@ -78,14 +80,14 @@ class RunningQueue:
 
 @dataclass(frozen=True, slots=True)
 class RunningInfo:
-    """A report of a group's member about itself.
+    """A report of a consumer group's member about itself.
 
     `client_id`, `host` and `pid` belong to the member's client. `listener_pid`: the process that runs a push consumer's
-    listener (0: unknown). `stacks`: the threads of the listener's process, or else of the client. `subscriptions`:
-    topic to expression. `queues`: empty for a simple consumer, which holds no queues. `rates`: the last minute's rates
-    by topic, under RocketMQ's names: PULL_TPS, CONSUME_OK_TPS and CONSUME_FAILED_TPS in messages per second, CONSUME_RT
-    in ms. `consumed` and `failures` count messages since the member's start. `trouble`: the reason why the member makes
-    no progress.
+    listener (0: unknown). `stacks`: the threads of the listener's process, or of the client's process if the member has
+    no listener process. `subscriptions`: topic to expression. `queues`: empty for a simple consumer, which has no
+    assigned queues. `rates`: the last minute's rates by topic, under RocketMQ's names: PULL_TPS, CONSUME_OK_TPS and
+    CONSUME_FAILED_TPS in messages per second, CONSUME_RT in ms. `consumed` and `failures` count messages since the
+    member's start. `trouble`: the reason why the member makes no progress.
     """
 
     client_id: str
@@ -108,7 +110,8 @@ class RunningInfo:
 
 @dataclass(frozen=True, slots=True)
 class DirectConsumption:
-    """The outcome of a listener call with one message, for an administrator. Nothing is committed or sent back.
+    """The outcome of one listener call that an administrator requested for one message. The call commits nothing and
+    sends nothing back.
 
     `status`: CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised. `error`: the reason of a failure,
     with the traceback. `took_ms`: the duration of the listener's call.
@@ -123,7 +126,8 @@ class DirectConsumption:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """The answer of a client. `error`: the reason if there is no answer, else empty."""
+    """A client's answer to an administrator's query. `error`: the reason if the client could not answer, else
+    empty."""
 
     error: str = ""
     running: tuple[RunningInfo, ...] = ()
@@ -132,18 +136,19 @@ class MemberAnswer:
 
 @runtime_checkable
 class Answers(Protocol):
-    """A consumer that answers questions. Any thread may make both calls; a call may take some seconds."""
+    """Protocol of consumers that answer administrators' queries. Any thread may call the methods; a call may take some
+    seconds."""
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """Return the consumer's report about itself. Raises RaymqError."""
+        """Return the consumer's report about itself. Raises RaymqError if the report is not possible."""
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
         """Call the consumer's listener with the message in `record`, and commit nothing. Raises InvalidArgumentError if
-        the consumer has no listener, and RaymqError."""
+        the consumer has no listener. Raises another RaymqError if the call fails."""
 
 
 def encode_answer(answer: MemberAnswer) -> bytes:
-    """Encode an answer. If it is too long, omit first the stacks and then the queues."""
+    """Encode a client's answer. If the encoded answer is too long, omit first the stacks and then the queues."""
     encoded = msgspec.msgpack.encode(answer)
     if len(encoded) > MEMBER_ANSWER_MAX_BYTES:
         trouble = "the stacks are left out: they are too long"
@@ -158,19 +163,19 @@ def encode_answer(answer: MemberAnswer) -> bytes:
 
 
 def decode_answer(encoded: bytes) -> MemberAnswer:
-    """Decode an answer. Raises msgspec.DecodeError for other bytes."""
+    """Decode a client's answer. Raises msgspec.DecodeError if `encoded` is not a valid answer."""
     return msgspec.msgpack.decode(encoded, type=MemberAnswer)
 
 
 THREADS_MAX: Final = 200
-"""The most threads whose stacks are reported: the oldest threads."""
+"""Maximum number of threads whose stacks a report contains; the oldest threads are reported."""
 FRAMES_MAX: Final = 60
-"""The most frames per thread: the innermost frames."""
+"""Maximum number of stack frames per reported thread; the innermost frames are kept."""
 
 
 def thread_stacks() -> tuple[ThreadStack, ...]:
-    """Return the stacks of this process's threads, except the calling thread, sorted by name. Threads run on while the
-    stacks are collected one by one."""
+    """Return the stacks of this process's threads, except the calling thread, sorted by name. The threads keep running
+    while their stacks are collected one after another."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = [(ident, frame) for ident, frame in sys._current_frames().items() if ident != own][:THREADS_MAX]

@@ -1,8 +1,8 @@
 """A topic's attributes: the types of its messages and queues, the retention time, and the cleanup policy.
 
-Names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`). They are
-stored and sent as RocketMQ's mapping of text to text. An attribute that is not set has no key. Attributes that this
-version does not support are stored and sent unchanged.
+Names and values are RocketMQ's (`+message.type=FIFO`, `+cleanup.policy=COMPACTION`, `+reserve.time=3600000`).
+Attributes are stored and sent as RocketMQ's mapping of text to text. An attribute that is not set has no key.
+Attributes that this version of raymq does not support are stored and sent unchanged.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ RESERVE_TIME: Final = "reserve.time"
 """Key of the topic's retention time, in ms."""
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
-"""An empty mapping: no attributes, or no changes."""
+"""An empty mapping of attributes, or of attribute changes."""
 
 E = TypeVar("E", bound=StrEnum)
 
 RESERVE_TIME_MIN_S: Final = 60
-"""The shortest retention time. A store reads a topic's new attributes some seconds after they are set."""
+"""Minimum retention time of a topic, in seconds. A shorter time would not be reliable, because a store reads a topic's
+new attributes some seconds after they are set."""
 RESERVE_TIME_MAX_MS: Final = 10 * 365 * 86_400_000
 RESERVE_TIME_RANGE: Final = NumberRange(float(RESERVE_TIME_MIN_S), RESERVE_TIME_MAX_MS / 1000, otherwise=0)
-"""The allowed retention times in seconds; 0 means the store's own time."""
+"""The allowed retention times of a topic, in seconds; 0 means the store's default retention time."""
 
 
 class TopicMessageType(StrEnum):
-    """The messages that a topic accepts. Producers check each message before they send it.
+    """The type of messages that a topic accepts. Producers check each message before they send the message.
 
-    UNSPECIFIED, the default, and MIXED accept all messages. FIFO: a sharding key, a queue or a selector. DELAY: a delay
-    level or a delivery time. TRANSACTION: half messages. NORMAL: messages with none of these.
+    UNSPECIFIED (the default) and MIXED accept all messages. FIFO accepts messages with a sharding key, a queue or a
+    selector. DELAY accepts messages with a delay level or a delivery time. TRANSACTION accepts half messages. NORMAL
+    accepts messages with none of these.
     """
 
     UNSPECIFIED = "UNSPECIFIED"
@@ -49,15 +51,16 @@ class TopicMessageType(StrEnum):
 
 
 class CleanupPolicy(StrEnum):
-    """DELETE: old messages are deleted. COMPACTION: the newest message of each key is kept."""
+    """How a topic's old messages are cleaned up. DELETE: old messages are deleted. COMPACTION: the newest message of
+    each key is kept."""
 
     DELETE = "DELETE"
     COMPACTION = "COMPACTION"
 
 
 class QueueType(StrEnum):
-    """SIMPLE: each message is a record of the log. BATCH: messages that are sent together are one record, an inner
-    batch, with one queue unit; queue offsets still count messages."""
+    """How a topic stores messages. SIMPLE: each message is a record of the log. BATCH: messages that are sent together
+    are one record (an inner batch) with one queue unit; queue offsets still count messages."""
 
     SIMPLE = "SimpleCQ"
     BATCH = "BatchCQ"
@@ -65,7 +68,8 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicAttributes:
-    """A topic's attributes as values. `reserve_time_ms` None: the store's settings define the retention time."""
+    """A topic's attributes as typed values. `reserve_time_ms` None: the store's settings define the retention
+    time."""
 
     message_type: TopicMessageType = TopicMessageType.UNSPECIFIED
     cleanup_policy: CleanupPolicy = CleanupPolicy.DELETE
@@ -74,8 +78,9 @@ class TopicAttributes:
 
     @classmethod
     def parse(cls, attributes: Mapping[str, str]) -> Self:
-        """Parse `attributes`. Raises InvalidArgumentError for an invalid value, and for a compaction topic with a
-        retention time, because it keeps the newest message of a key for ever, or with inner batches."""
+        """Parse `attributes`. Raises InvalidArgumentError if a value is invalid. Also raises InvalidArgumentError if a
+        compaction topic has inner batches, or has a retention time, because a compaction topic keeps the newest message
+        of each key forever."""
         values = cls(
             _member(TopicMessageType, MESSAGE_TYPE, attributes.get(MESSAGE_TYPE) or "UNSPECIFIED"),
             _member(CleanupPolicy, CLEANUP_POLICY, attributes.get(CLEANUP_POLICY) or "DELETE"),
@@ -95,7 +100,7 @@ class TopicAttributes:
         return values
 
     def mapping(self) -> dict[str, str]:
-        """Return the attributes as `parse` reads them, without defaults."""
+        """Return the attributes as the mapping that `parse` reads, without default values."""
         texts = {
             MESSAGE_TYPE: "" if self.message_type is TopicMessageType.UNSPECIFIED else str(self.message_type),
             CLEANUP_POLICY: "" if self.cleanup_policy is CleanupPolicy.DELETE else str(self.cleanup_policy),
@@ -106,12 +111,12 @@ class TopicAttributes:
 
     @property
     def is_compacted(self) -> bool:
-        """True if only the newest message of each key is kept."""
+        """True if the topic keeps only the newest message of each key."""
         return self.cleanup_policy is CleanupPolicy.COMPACTION
 
     @property
     def has_inner_batches(self) -> bool:
-        """True if messages that are sent together are one record."""
+        """True if the topic stores messages that are sent together as one record."""
         return self.queue_type is QueueType.BATCH
 
     @property
@@ -125,14 +130,15 @@ class TopicAttributes:
 
     @property
     def takes_normal(self) -> bool:
-        """True if the topic accepts messages without sharding key, delay and transaction, each as a separate record."""
+        """True if the topic accepts messages without sharding key, delay and transaction, and stores each of them as a
+        separate record."""
         if self.is_compacted or self.has_inner_batches:
             return False
         return not self.restricts or self.message_type is TopicMessageType.NORMAL
 
 
 PLAIN_ATTRIBUTES: Final = TopicAttributes()
-"""The attributes of a topic without attributes."""
+"""The attributes of a topic for which no attribute is set."""
 
 
 def attribute_changes(
@@ -141,9 +147,9 @@ def attribute_changes(
     reserve_time_s: float | None = None,
     queue_type: QueueType | str | None = None,
 ) -> dict[str, str]:
-    """Return the changes of attributes that arguments ask for. None: no change; an empty value removes the attribute.
-    Types are text in any case (for queues, "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s` of 0 means the store's
-    own time. Raises InvalidArgumentError.
+    """Return the attribute changes that the arguments request. None requests no change; an empty value removes the
+    attribute. Types are text in any case (a queue type is "batch" or RocketMQ's "BatchCQ"). A `reserve_time_s` of 0
+    means the store's default retention time. Raises InvalidArgumentError if a value is not allowed.
 
     >>> attribute_changes("fifo", None, 3600)
     {'message.type': 'FIFO', 'reserve.time': '3600000'}
@@ -168,8 +174,8 @@ def attribute_changes(
 
 
 def changed_attributes(topic: str, known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Return a topic's attributes after `changes`. Raises InvalidArgumentError for an invalid value, and for a changed
-    cleanup policy, because deleted messages cannot return."""
+    """Return a topic's attributes after `changes`. Raises InvalidArgumentError if a value is invalid, or if the changes
+    include another cleanup policy, because deleted messages cannot be restored."""
     merged = {name: text for name, text in {**known, **changes}.items() if text}
     values = TopicAttributes.parse(merged)
     if values.cleanup_policy is not TopicAttributes.parse(known).cleanup_policy:

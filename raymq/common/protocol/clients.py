@@ -1,8 +1,8 @@
 """The heartbeats of client processes to the brokers, and the connections that administrators see.
 
-Every CLIENT_HEARTBEAT_INTERVAL_S, and at once after a change, a client sends its producer groups and consumers to the
-brokers. A broker forgets a client after CLIENT_EXPIRY_S without a heartbeat (spec/messaging.md §2.8). Only displays use
-these heartbeats: the Rebalance actor decides who owns a queue (raymq.common.protocol.membership).
+A client sends its producer groups and consumers to the brokers every CLIENT_HEARTBEAT_INTERVAL_S, and at once after a
+change. A broker removes a client after CLIENT_EXPIRY_S without a heartbeat (spec/messaging.md §2.8). These heartbeats
+only serve displays: the Rebalance actor decides which consumer owns a queue (raymq.common.protocol.membership).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ConsumeType = Literal["PUSH", "PULL", "POP"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData:
-    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: its name in its group, or empty.
-    `since_ms`: its start, in ms since 1970 by the client's clock (0: unknown)."""
+    """One consumer of a client. `subscriptions`: topic to tag expression. `member`: the consumer's member name in its
+    group, or empty. `since_ms`: the consumer's start, in ms since 1970 by the client's clock (0: unknown)."""
 
     group: str
     consume_type: ConsumeType
@@ -35,8 +35,8 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True)
 class ClientHeartbeat:
-    """All present producer groups and consumers of one client. A group or consumer that is not named no longer exists.
-    `node`: the id of the client's Ray node. `language` and `version`: of the client's library."""
+    """All current producer groups and consumers of one client. A group or consumer that is missing no longer exists.
+    `node`: the id of the client's Ray node. `language` and `version` describe the client's library."""
 
     client_id: str
     host: str
@@ -50,8 +50,8 @@ class ClientHeartbeat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProducerConnection:
-    """A client that produces in a group. `silent_s`: seconds since its last heartbeat. Other fields are as in
-    ClientHeartbeat."""
+    """A client that is a producer in a group. `silent_s`: seconds since the client's last heartbeat. Other fields are
+    as in ClientHeartbeat."""
 
     client_id: str
     host: str
@@ -65,8 +65,8 @@ class ProducerConnection:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConnection:
-    """A consumer of a group, and its client. `silent_s`: seconds since the client's last heartbeat. Other fields are as
-    in ClientHeartbeat."""
+    """A consumer of a group, with its client. `silent_s`: seconds since the client's last heartbeat. Other fields are
+    as in ClientHeartbeat."""
 
     client_id: str
     host: str

@@ -1,7 +1,7 @@
-"""Tasks from a Pull actor to its Listener actor, the answers of listeners, and the Listener's reports.
+"""Tasks that a Pull actor sends to its Listener actor, the answers of listeners, and the Listener's reports.
 
-On the store's node a task names the positions of its records in the store's log, which the Listener maps too. On other
-nodes the task contains the records' bytes.
+If the Listener runs on the store's node, a task names the positions of its records in the store's log, because the
+Listener maps the log too. On other nodes the task contains the records' bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raymq.common.message import MAX_MESSAGE_SIZE_BYTES, MessageQueue
 from raymq.common.numbers import INT32_MAX, NOT_NEGATIVE, NumberRange, check_fields
 
 TIMEOUT_DELAY_LEVEL: Final = 3
-"""The delay level after which a message is delivered again if its listener call timed out (spec/messaging.md §5.8)."""
+"""The delay level of a retry after a listener call timed out (spec/messaging.md §5.8)."""
 
 
 _RANGES: Final = {
@@ -29,13 +29,13 @@ _RANGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumeLater:
-    """A listener's answer: consume the message later. ConsumeStatus.RECONSUME_LATER means ConsumeLater with the
-    defaults.
+    """A listener's answer that asks to consume the message later. ConsumeStatus.RECONSUME_LATER means ConsumeLater with
+    the defaults.
 
-    `delay_level`, for a concurrent consumer: 1 to 18; 0 for the broker's choice (3 + reconsume_times); -1 for the
-    dead-letter topic at once. `suspend_ms`, for an orderly consumer: how long its queue waits, 10 to 30000; -1 for the
-    consumer's setting. `first`, for a list of messages: messages before this index are consumed. Raises
-    InvalidArgumentError.
+    `delay_level`, for a concurrent consumer: 1 to 18; 0 lets the broker choose (3 + reconsume_times); -1 sends the
+    message to the dead-letter topic at once. `suspend_ms`, for an orderly consumer: how long its queue waits, 10 to
+    30000; -1 means the consumer's setting. `first`, for a list of messages: messages before this index are consumed.
+    Raises InvalidArgumentError if a number is out of its range.
     """
 
     delay_level: int = 0
@@ -48,10 +48,10 @@ class ConsumeLater:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Messages `first` to `first + count - 1` of a task, which were not consumed.
+    """Messages of a task that were not consumed: messages `first` to `first + count - 1`.
 
     `error`: the reason. `raised`: the listener raised the error. `unknown`: the listener returned an invalid answer.
-    `unreadable`: why a message cannot be read, which no further attempt can change; empty for a readable message.
+    `unreadable`: why a message cannot be read, so that a retry is useless; empty for a readable message.
     `record_damaged`: the record itself is damaged, so the message cannot be sent back.
     """
 
@@ -71,11 +71,12 @@ class Failure:
 class ConsumeReport:
     """The listener's progress with a task.
 
-    `unfinished`: indices of messages that the listener has not finished. Other messages are consumed, or are in the
-    `failures` of this report or an earlier report. `ended`: the listener will do nothing more for this task: everything
-    is finished, or an orderly task stopped at a failure, or the task was taken away. `consume_s`: the total time of its
-    calls, 0 before the end. `stuck`: calls, of any task, that have outlived their timeout and still run. `unread`: the
-    listener has not begun, because it cannot read the records in the mapped files; it needs their bytes.
+    `unfinished`: indices of messages that the listener has not finished. All other messages are consumed, or are in the
+    `failures` of this report or an earlier report. `ended`: the listener will do nothing more for this task, because
+    everything is finished, an orderly task stopped at a failure, or the task was withdrawn. `consume_s`: the total time
+    of the task's listener calls, 0 before the end. `stuck`: number of calls, of any task, that still run after their
+    timeout. `unread`: the listener has not begun, because it cannot read the records in the mapped files and needs the
+    records' bytes.
     """
 
     unfinished: tuple[int, ...] = ()
@@ -87,8 +88,9 @@ class ConsumeReport:
 
 
 class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one queue in one file of a store's log: `positions`, their physical offsets, `sizes` in bytes, and
-    queue `offsets`, all as int64 in the machine's byte order. Empty `offsets` are unknown."""
+    """The places of records in one file of a store's log. All records are of one queue. `positions`: physical offsets;
+    `sizes`: bytes; `offsets`: queue offsets. All three are int64 in the machine's byte order. If `offsets` is empty,
+    the queue offsets are unknown."""
 
     positions: bytes
     sizes: bytes
@@ -96,7 +98,7 @@ class LogPlaces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreLog(msgspec.Struct, frozen=True, array_like=True):
-    """The files of a store's log: `root` and sizes, as in raymq.records.logfiles.log_reader.StoreFiles."""
+    """The directory and file sizes of a store's log, as in raymq.records.logfiles.log_reader.StoreFiles."""
 
     root: str
     commit_log_file_size: int
@@ -105,11 +107,12 @@ class StoreLog(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
-    """`count` messages of one queue for the listener: `places` in `log`, or else whole `records` back to back.
+    """A task for the listener: `count` messages of one queue, either as `places` in `log` or as whole `records` back to
+    back.
 
-    `sizes`: the bytes of each record, and `offsets` their queue offsets, both as int64 in the machine's byte order.
-    `number`: the number of the task in one life of the instance at its Pull actor. `body_max_bytes`: the Pull actor's
-    limit of a decompressed body, from the stores.
+    `sizes`: the bytes of each record; `offsets`: the records' queue offsets; both are int64 in the machine's byte
+    order. `number`: the task's number, counted from the start of the instance at its Pull actor. `body_max_bytes`: the
+    Pull actor's limit of a decompressed body, from the stores' settings.
     """
 
     number: int
@@ -124,15 +127,17 @@ class ShippedTask(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the task's records, here or in the log."""
+        """The size of the task's records in bytes, whether the task contains the records or names their places in the
+        log."""
         return len(self.records) or sum(int(np.frombuffer(one.sizes, np.int64).sum()) for one in self.places)
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
-    """Tasks that a Pull actor sends to a Listener together; there may be none.
+    """A batch of tasks that a Pull actor sends to a Listener; the batch may be empty.
 
-    `epoch` grows from one life of the instance at a Pull actor to the next, `number` from one batch of that life to the
-    next. The Listener names both when it asks for the next batch; a batch that it does not name is sent again.
+    `epoch` grows with each start of the instance at a Pull actor. `number` grows with each batch of the same epoch. The
+    Listener's next request acknowledges a batch by its epoch and number. The Pull actor sends a batch again if the
+    request does not acknowledge it.
     """
 
     epoch: int

@@ -14,7 +14,8 @@ from raymq.common.protocol.route import QUEUE_NUMS_MAX
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetQuery:
-    """The start of a group without a committed offset. `timestamp_ms` is only used with CONSUME_FROM_TIMESTAMP."""
+    """A query for the start offset of a group without a committed offset. `timestamp_ms` is only used with
+    CONSUME_FROM_TIMESTAMP."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     timestamp_ms: int = 0
@@ -29,8 +30,8 @@ class GroupConfig:
     """The settings of a subscription group at a broker (spec/messaging.md §2.7).
 
     `consume_enable`: False stops all consumers of the group. `consume_broadcast_enable`: whether consumers may use
-    BROADCASTING. `retry_queue_nums`: queues of the group's retry topic per broker group. `retry_max_times`: deliveries
-    after the first one before a message goes to the dead-letter topic.
+    BROADCASTING. `retry_queue_nums`: number of queues of the group's retry topic, per broker group. `retry_max_times`:
+    number of retries before a message goes to the dead-letter topic.
     """
 
     group: str
@@ -41,7 +42,7 @@ class GroupConfig:
 
 
 def check_group_config(config: GroupConfig) -> None:
-    """Raise InvalidArgumentError if a group cannot have these settings."""
+    """Raise InvalidArgumentError if the settings are not allowed for a group."""
     check_fields(config, {"retry_queue_nums": RETRY_QUEUE_NUMS, "retry_max_times": RETRY_MAX_TIMES})
     for name in ("consume_enable", "consume_broadcast_enable"):
         if not isinstance(getattr(config, name), bool):
@@ -59,7 +60,7 @@ class GroupChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class QueueOffset:
-    """A group's committed offset in a queue. `reset_version`: how often the offset has been reset."""
+    """A group's committed offset in a queue. `reset_version`: number of times that the offset was reset."""
 
     queue_offset: int
     reset_version: int = 0
@@ -69,9 +70,10 @@ class QueueOffset:
 class OffsetCommit:
     """A member's request to commit `queue_offset`, the offset of the next message to consume.
 
-    The commit only counts while the member owns the queue (`generation`, raymq.common.protocol.membership) and the
-    offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back only with
-    `backwards`, after a seek of the program. `queue_offset` None commits nothing and only asks.
+    The commit takes effect only while the member owns the queue (`generation`, raymq.common.protocol.membership) and if
+    the offset was not reset (`reset_version`, from the broker's start offset). A commit moves an offset back only if
+    `backwards` is True, after the program has called seek. `queue_offset` None commits nothing and only requests the
+    answer.
     """
 
     queue_offset: int | None
@@ -82,11 +84,12 @@ class OffsetCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """The outcome of commits. Queues that no field names are committed.
+    """The broker's answer to commits. Queues that no field of the answer names are committed.
 
     `reset`: queues whose offsets were reset, with the new offsets. `fenced`: queues that another member has begun to
-    read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason;
-    their commits count, but none of their messages may be delivered until an answer no longer names them.
+    read. `gone`: queues that no longer exist. `stopped`: queues that the group may not read now, with the reason.
+    Commits in `stopped` queues take effect, but a consumer must not deliver messages of such a queue while answers name
+    the queue as stopped.
     """
 
     reset: Mapping[MessageQueue, QueueOffset] = field(default_factory=dict)
@@ -97,7 +100,8 @@ class CommitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SendBackAnswer:
-    """The numbers of messages of a send-back that went to the retry topic, and to the dead-letter topic."""
+    """The number of sent-back messages that went to the retry topic, and the number that went to the
+    dead-letter topic."""
 
     retried: int
     dead: int
@@ -107,8 +111,9 @@ class SendBackAnswer:
 class GroupQueueProgress:
     """A group's progress in one queue.
 
-    `committed`: None before the first commit. `lag_ms`: the age of the first uncommitted message, 0 without one.
-    `in_flight`: messages after the committed offset that simple consumers hold, neither acknowledged nor visible again.
+    `committed`: the committed offset, None before the first commit. `lag_ms`: the age of the first uncommitted message,
+    0 if all messages are committed. `in_flight`: number of messages after the committed offset that simple consumers
+    have leased; these messages are neither acknowledged nor visible again.
     """
 
     group: str
@@ -121,8 +126,8 @@ class GroupQueueProgress:
 
     @property
     def lag(self) -> int:
-        """The number of uncommitted messages in the queue. An offset beyond the queue's end, which is possible in a
-        light queue after its deletion, counts as the end."""
+        """The number of uncommitted messages in the queue. A committed offset beyond the queue's end counts as the end;
+        a light queue can have one after it was deleted."""
         return max(self.max_offset - max(self.committed or 0, self.min_offset), 0)
 
 
@@ -130,8 +135,8 @@ class GroupQueueProgress:
 class GroupSummary:
     """A group's progress in all its queues.
 
-    `lag`: messages that are not consumed; the first of them was stored `lag_ms` ago. `retry_lag`: failed messages that
-    are due for another attempt. `dead_letters`: messages in `%DLQ%group`.
+    `lag`: number of messages that are not consumed; the oldest of these messages was stored `lag_ms` ago. `retry_lag`:
+    number of failed messages that are due for another attempt. `dead_letters`: number of messages in `%DLQ%group`.
     """
 
     group: str

@@ -1,16 +1,16 @@
 """The heartbeats of a consumer group's members, and the assignments from the group's Rebalance actor.
 
 A member sends a `GroupHeartbeat` about once a second and gets a `GroupAssignment`. The protocol is cooperative (design
-§5, promise 4): a member reports the queues that it *holds*. For a queue that its assignment no longer names, the member
-first stops reading and commits, and then omits the queue from its next heartbeat. Only then does another member get the
-queue.
+§5, promise 4): a member reports the queues that it *holds*. If its assignment no longer names a queue, the member first
+stops reading the queue and commits, and then omits the queue from its next heartbeat. Only after that heartbeat does
+another member get the queue.
 
 While neither the member's state nor its assignment changes, the member sends a `SteadyHeartbeat` and gets
 SteadyAnswer.SAME. Most heartbeats are of this kind; their cost does not depend on the number of queues and topics.
 
 A few Rebalance actors serve all groups. A group's name determines its slot, and one actor at a time holds the slot
-(actors.core.rebalance.slot_lease); other actors answer with `OtherServer`. A program sends the heartbeats of all its
-members at one actor in one call (raymq.client.consumer.rebalance_client).
+(actors.core.rebalance.slot_lease); all other actors answer with `OtherServer`. A program sends the heartbeats of all
+its members at one actor in one call (raymq.client.consumer.rebalance_client).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from raymq.common.names import REBALANCE_SLOTS
 
 MEMBER_HEARTBEAT_INTERVAL_S: Final = 1.0
 SESSION_TIMEOUT_S: Final = 15.0
-"""A member without a heartbeat for this time counts as dead: other members get its queues. The member itself stops
-earlier."""
+"""Seconds without a heartbeat after which a member counts as dead and other members get its queues. The member itself
+stops earlier."""
 
 
 ALL_MESSAGES: Final = "*"
-"""The expression of a member that subscribes to all messages of a topic."""
+"""The filter expression of a member that subscribes to all messages of a topic."""
 
 
 def slot_of(group: str) -> int:
-    """Return the slot of a group: a hash that is equal in every process."""
+    """Return the slot of a group: a hash of its name that is equal in every process."""
     return zlib.crc32(group.encode()) % REBALANCE_SLOTS
 
 
 class AllocateStrategy(Enum):
-    """The rule by which a topic's queues are divided among a group's members (spec/messaging.md §5.2). STICKY is as
-    balanced as AVG, and moves the fewest queues."""
+    """The rule that divides a topic's queues among a group's members (spec/messaging.md §5.2). STICKY is as balanced as
+    AVG, and moves the fewest queues."""
 
     AVG = "AVG"
     AVG_BY_CIRCLE = "AVG_BY_CIRCLE"
@@ -54,10 +54,11 @@ class AllocateStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A member's choice of the rule that divides the group's queues. All members of a group should choose the same.
+    """A member's choice of the rule that divides the group's queues. All members of a group should choose the same
+    rule.
 
-    `queues`, for CONFIG: the queues that this member always gets. `machine_rooms`, for MACHINE_ROOM: the machine rooms
-    whose queues are divided; a broker's name has its machine room before the `@`.
+    `queues`, for CONFIG: the queues that this member always gets. `machine_rooms`, for MACHINE_ROOM: only the queues of
+    these machine rooms are divided. In a broker's name, the machine room precedes the `@`.
     """
 
     strategy: AllocateStrategy = AllocateStrategy.AVG
@@ -69,15 +70,15 @@ class Allocation:
 class GroupHeartbeat:
     """A member's full heartbeat. RebalanceClient sets `session`, `sequence` and `generation`.
 
-    `topics`: the subscribed topics. `expressions`: by topic, the filter expression, if the member does not want all
-    messages. `holding`: the queues that the member still reads, delivers or has not yet committed. `node`: the member's
-    Ray node, for MACHINE_ROOM_NEARBY.
+    `topics`: the subscribed topics. `expressions`: topic to filter expression, for topics from which the member
+    does not want all messages. `holding`: the queues that the member still reads or delivers, or has not yet committed.
+    `node`: the member's Ray node, for MACHINE_ROOM_NEARBY.
 
-    `session`: the process that uses the member's name, as numbered by the Rebalance actor; 0 asks for a number. So a
+    `session`: the Rebalance actor's number for the process that uses the member's name; 0 requests a number. So a
     delayed heartbeat of a dead process does not count for its successor. `sequence` grows with each heartbeat of a
-    session: a heartbeat that arrives after a newer one is outdated and ignored; a repeated heartbeat changes nothing.
-    `generation`: the newest generation that the member has received (0: none), from which a new Rebalance actor learns
-    of its predecessor.
+    session. A heartbeat that arrives after a newer one is ignored, and a repeated heartbeat changes nothing.
+    `generation`: the newest generation that the member has received (0: none). A new Rebalance actor learns its
+    predecessor's generation from this field.
     """
 
     member: str
@@ -93,8 +94,8 @@ class GroupHeartbeat:
 
 
 class SteadyHeartbeat(NamedTuple):
-    """A heartbeat that repeats the member's previous one in the same session, if the answer named exactly the held
-    queues. Fields are as in GroupHeartbeat."""
+    """A short heartbeat that repeats the member's previous heartbeat in the same session. The member sends it only if
+    the previous answer named exactly the queues that the member holds. Fields are as in GroupHeartbeat."""
 
     member: str
     session: int
@@ -104,17 +105,17 @@ class SteadyHeartbeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """The queues that the member may hold.
+    """The queues that a member may hold.
 
-    `generation` grows with each change of the group's target, also across restarts of the Rebalance actor. A member
-    sends it with its commits: after the owner of a newer generation has begun to read a queue, brokers refuse commits
-    of older generations. The generation of a queue is the generation of the last assignment that *named* the queue: a
-    newer assignment without the queue must not be used to commit there.
+    `generation` grows with each change of the group's target assignment, also across restarts of the Rebalance actor. A
+    member sends the generation with its commits: after the owner of a newer generation has begun to read a queue,
+    brokers refuse commits of older generations. The generation of a queue is the generation of the last assignment that
+    *named* the queue. A member must not use a newer assignment without the queue to commit in that queue.
 
-    `offsets_version` changes when offsets of the group were reset: each member then asks the brokers about its queues.
-    `session`: if it differs from the heartbeat's session, the heartbeat was ignored, and RebalanceClient repeats it
-    with this session. `incomplete`: the queues of one of the member's topics are not known yet; the next heartbeat
-    should follow soon.
+    `offsets_version` changes when offsets of the group were reset: each member then queries the brokers about its
+    queues. `session`: if it differs from the heartbeat's session, the heartbeat was ignored, and RebalanceClient
+    repeats it with this session. `incomplete`: the queues of at least one of the member's topics are not known yet; the
+    next heartbeat should follow soon.
     """
 
     generation: int
@@ -127,22 +128,23 @@ class GroupAssignment:
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """The answer of a Rebalance actor that does not hold the group's slot. `holder`: the actor that holds the slot, as
-    far as known; this actor's own name while it waits for the slot; empty if unknown."""
+    """The answer of a Rebalance actor that does not hold the group's slot. `holder`: the actor that holds the slot, or
+    empty if unknown. An actor that is still waiting for the slot names itself."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """The answer to one failed heartbeat of several in a call. The other heartbeats are not affected."""
+    """The answer to a heartbeat that failed, in a call with several heartbeats. The other heartbeats of the call are
+    not affected."""
 
     error: str
 
 
 class GroupRefusal(NamedTuple):
-    """The answer to a member that subscribes to a topic with another expression than earlier members. The heartbeat was
-    ignored."""
+    """The answer to a member that subscribes to a topic with another expression than the group's earlier members. The
+    heartbeat was ignored."""
 
     topic: str
     expression: str

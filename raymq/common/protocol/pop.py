@@ -1,7 +1,7 @@
-"""Requests of simple consumers to a broker, and the answers: messages are leased, and acknowledged one by one.
+"""Requests of simple consumers to a broker, and the answers. Messages are leased, and acknowledged one by one.
 
-A *lease* gives a range of a queue's offsets to one consumer for a time, in which no other consumer gets them. Its first
-offset and its pop time identify the lease. RocketMQ's receipt handle contains both
+A *lease* gives a range of a queue's offsets to one consumer for a limited time. During this time no other consumer gets
+the offsets. The lease's first offset and its pop time identify the lease. RocketMQ's receipt handle contains both
 (raymq.client.consumer.simple.received_message). A set of offsets of a lease is sent as a hexadecimal number: bit i
 stands for the offset `start + i`.
 """
@@ -14,27 +14,29 @@ from typing import Final
 from raymq.common.numbers import NumberRange
 
 RECEIVE_MAX_MESSAGES: Final = 4096
-"""The most messages of one receive. RocketMQ's bound is 32; in raymq a lease costs as much for one message as for
-many."""
+"""Maximum number of messages that one receive returns. RocketMQ's limit is 32; in raymq a lease costs as much for one
+message as for many."""
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3600 * 1000
 RECEIVE_MAX_WAIT_S: Final = 30.0
 RECEIVE_MESSAGES: Final = NumberRange(1, RECEIVE_MAX_MESSAGES)
 INVISIBLE: Final = NumberRange(INVISIBLE_MIN_MS / 1000, INVISIBLE_MAX_MS / 1000)
 INVISIBLE_AGAIN: Final = NumberRange(0.0, INVISIBLE_MAX_MS / 1000)
-"""The allowed values of the time arguments of `receive` and `change_invisible`, in seconds."""
+"""The allowed invisible times, in seconds, when a consumer changes the time of a message that it has received. 0 makes
+the message visible at once."""
 
 ALL_OFFSETS: Final = ""
-"""The set of all offsets of a lease."""
+"""The encoded set that means all offsets of a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveRequest:
-    """A request for up to `max_messages` messages of some topics, each invisible to other consumers for `invisible_ms`.
+    """A request for up to `max_messages` messages of some topics, which become invisible to other consumers for
+    `invisible_ms`.
 
-    Waits up to `wait_s` for the first message. `ordered`: a queue with leased messages gives no further messages until
-    they are settled. `attempt_id` identifies the request: a repeated request gets the same leases again while they are
-    valid.
+    The request waits up to `wait_s` for the first message. `ordered`: a queue with leased messages gives no further
+    messages until the leased messages are acknowledged. `attempt_id` identifies the request: a repeated request gets
+    the same leases again while the leases are valid.
     """
 
     group: str
@@ -48,10 +50,11 @@ class ReceiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """`count` offsets of a queue from `start` on, leased at `pop_ms` (ms since 1970) for `invisible_ms`.
+    """A leased range: `count` offsets of a queue from `start` on, leased at `pop_ms` (ms since 1970) for
+    `invisible_ms`.
 
-    `attempts`: how often the offsets were leased, including this lease. `without`: offsets of the range that are not
-    leased, because they are settled or belong to other leases.
+    `attempts`: how often the offsets were leased, including this lease. `without`: offsets of the range that this lease
+    does not include, because they are already acknowledged or belong to other leases.
     """
 
     topic: str
@@ -66,7 +69,8 @@ class LeasedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveAnswer:
-    """The ranges that a receive leases; empty if no message arrived in time. `retry_max_times`: the group's setting."""
+    """The answer to a ReceiveRequest: the leased ranges, empty if no message arrived in time. `retry_max_times`: the
+    group's setting."""
 
     ranges: tuple[LeasedRange, ...]
     retry_max_times: int
@@ -74,7 +78,7 @@ class ReceiveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeasePart:
-    """Offsets of one lease: the members of the set `offsets`."""
+    """A subset of one lease's offsets: the members of the encoded set `offsets`."""
 
     topic: str
     queue_id: int

@@ -1,9 +1,10 @@
 """Recall of a delayed message, by the handle in its SendResult (spec/features.md §10).
 
 A handle is RocketMQ's: URL-safe base64 of ``v1 TOPIC BROKER DELIVER_MS UNIQUE_ID``. A recall is a record in a separate
-timer queue (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the message's broker group. Its property TIMER_DEL_UNIQKEY
-holds the message's key. When a message is due, the store's scheduler knows every recall that was stored before, and
-writes a recalled message to RECALLED_TOPIC instead of its own topic (storage.schedule.recalls).
+timer queue (`raymq.common.delay.TIMER_RECALL_QUEUE`) of the message's broker group. The recall's property
+TIMER_DEL_UNIQKEY holds the message's key. By the time a message is due, the store's scheduler has read every recall
+that was stored before. The scheduler writes a recalled message to RECALLED_TOPIC instead of the message's own topic
+(storage.schedule.recalls).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from raymq.common.names import SYSTEM_PREFIX
 RECALL_TAG: Final = "_RECALL_TAG_"
 RECALL_BODY: Final = b"0"
 RECALLED_TOPIC: Final = SYSTEM_PREFIX + "recalled"
-"""The topic of recalled messages, with one queue. A recalled message is stored there at its delivery time."""
+"""The topic of recalled messages, with one queue. The store writes a recalled message to this topic at the message's
+delivery time."""
 _VERSION: Final = "v1"
 
 
 class RecallHandle(NamedTuple):
-    """The identity of a delayed message: its topic, its broker group, its delivery time (ms since 1970), its unique
-    id."""
+    """The identity of a delayed message: its topic, broker group, delivery time (ms since 1970) and unique id."""
 
     topic: str
     broker_name: str
@@ -42,7 +43,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> RecallHandle:
-        """Parse the text of a handle. Raises RecallError for other text."""
+        """Parse the text of a recall handle. Raises RecallError if `text` is not a handle."""
         try:
             fields = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
         except (AttributeError, binascii.Error, UnicodeError):
@@ -55,7 +56,7 @@ class RecallHandle(NamedTuple):
 
 
 def delete_key(topic: str, message_id: str) -> str:
-    """Return the value of TIMER_DEL_UNIQKEY in the recall of a message.
+    """Return the value that the property TIMER_DEL_UNIQKEY has in the recall of a message.
 
     >>> delete_key("orders", "ID1")
     'orders+ID1'

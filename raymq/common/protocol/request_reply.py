@@ -1,9 +1,9 @@
 """Requests and replies as messages (spec/messaging.md §3.10): their properties, topic and queues.
 
-A request is a message of any topic with CORRELATION_ID, REPLY_TO_CLIENT, TTL (ms) and CLUSTER. Its reply is a message
-of the topic `<cluster>_REPLY_TOPIC` in the request's broker group, with the same CORRELATION_ID. The reply's tag is the
-id of the waiting client, which also determines the queue. So a store skips replies to other clients when it reads for a
-client.
+A request is a message of any topic with the properties CORRELATION_ID, REPLY_TO_CLIENT, TTL (ms) and CLUSTER. The reply
+is a message of the topic `<cluster>_REPLY_TOPIC` in the request's broker group, with the same CORRELATION_ID. The
+reply's tag is the id of the waiting client, and this id also determines the reply's queue. So a store that reads
+replies for one client skips the replies to other clients.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from raymq.common.names import reply_topic
 from raymq.common.protocol.route import TopicRoute
 
 REPLY_QUEUES: Final = 8
-"""The number of the reply topic's queues in each broker group."""
+"""Number of queues of the reply topic in each broker group."""
 REPLY_TYPE: Final = "reply"
 _REQUEST_PROPERTIES: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL, PROPERTY_CLUSTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to a request: a body of 1 byte to 4 MiB, and the keys and properties of the reply's message."""
+    """A reply to a request: a body of 1 byte to 4 MiB, and the keys and properties of the reply message."""
 
     body: bytes
     keys: Sequence[str] = ()
@@ -48,19 +48,19 @@ class Reply:
 def reply(body: bytes, *, keys: Sequence[str] = (), properties: Mapping[str, str] | None = None) -> Reply:
     """Create a listener's answer to a request: ``return raymq.reply(b"done")``. The request counts as consumed.
 
-    Raises MessageIllegalError for values that a message cannot have.
+    Raises MessageIllegalError if a message cannot have these values.
     """
     made = Reply(body, keys, dict(properties or {}))
-    # refused here, where the program created the reply
+    # Check the values at once, so that the error appears in the code that created the reply.
     Message("reply", made.body, keys=made.keys, properties=made.properties)
     return made
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatistics:
-    """A client's requests since its creation. `waiting`: without a reply. `answered`, `timed_out` and `failed`:
-    finished requests; a failed request could not be sent. `late`: replies that arrived when no request waited any more,
-    and were dropped."""
+    """Counts of a client's requests since the client was created. `waiting`: requests without a reply so far.
+    `answered`, `timed_out` and `failed`: finished requests; a failed request could not be sent. `late`: replies that
+    were dropped because they arrived after their request had stopped waiting."""
 
     waiting: int
     answered: int
@@ -71,9 +71,9 @@ class RequestStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReplyStatistics:
-    """The replies of a listener or a producer since its creation. `sent`: stored replies; `gone`: stored replies to
-    clients that no longer exist; `unsent`: replies that could not be stored within their request's time limit;
-    `no_request`: answers to messages that are no requests, which were dropped."""
+    """Counts of the replies of a listener or a producer since its creation. `sent`: stored replies. `gone`: stored
+    replies to clients that no longer exist. `unsent`: replies that could not be stored within their request's time
+    limit. `no_request`: dropped answers to messages that are not requests."""
 
     sent: int = 0
     gone: int = 0
@@ -82,41 +82,44 @@ class ReplyStatistics:
 
 
 class PendingRequest(Protocol):
-    """A request before and after its send, as a producer sees it (raymq.client.request.pending)."""
+    """A request whose reply a producer waits for (raymq.client.request.pending). The object exists before and after the
+    request is sent."""
 
     @property
     def message(self) -> Message:
-        """The message to send."""
+        """The request message to send."""
 
     @property
     def future(self) -> Future[MessageExt]:
-        """Ends with the reply or the error."""
+        """Future that completes with the reply or the error."""
 
     def sent(self, sending: Future[SendResult]) -> None:
-        """Record the end of the send. If the send failed, the request fails with the same error."""
+        """Record the result of the send. If the send failed, the request fails with the same error."""
 
     def abandon(self) -> None:
-        """Stop waiting for the reply: the request was not sent, or the program no longer needs the reply."""
+        """Stop waiting for the reply, because the request was not sent or the program no longer needs the
+        reply."""
 
     def result(self) -> MessageExt:
-        """Wait for the reply. Raises RequestTimeoutError."""
+        """Wait for the reply and return it. Raises RequestTimeoutError if the reply does not arrive in time."""
 
 
 class Requests(Protocol):
-    """The requests of a client, as its producers see them (raymq.client.request.requests)."""
+    """Protocol of a client's open requests, as the client's producers use it (raymq.client.request.requests)."""
 
     def begin(self, route: TopicRoute, message: Message, timeout_s: float) -> PendingRequest:
-        """Start waiting for the reply to a message. `route`: of the message's topic."""
+        """Start waiting for the reply to a message. `route`: the route of the message's topic."""
 
     def check_present(self, request: MessageExt) -> None:
-        """Raise RequesterGoneError if the broker reports that the sender of a request no longer exists."""
+        """Raise RequesterGoneError if the broker reports that the client that sent the request no longer
+        exists."""
 
     def statistics(self) -> RequestStatistics:
-        """Return the numbers of requests by their outcome."""
+        """Return the counts of requests by outcome."""
 
 
 def request_message(message: Message, correlation_id: str, client_id: str, cluster: str, ttl_ms: int) -> SystemMessage:
-    """Return `message` as a request of the client."""
+    """Return `message` as a request message, with the properties that name the client and its wait time."""
     asked = {
         PROPERTY_CORRELATION_ID: correlation_id,
         PROPERTY_REPLY_TO_CLIENT: client_id,
@@ -137,17 +140,17 @@ def request_message(message: Message, correlation_id: str, client_id: str, clust
 
 
 def reply_queue(cluster: str, broker_name: str, client_id: str) -> MessageQueue:
-    """Return the queue in which a broker group stores the replies to a client."""
+    """Return the queue in which a broker group stores the replies to the client `client_id`."""
     return MessageQueue(reply_topic(cluster), broker_name, crc32(client_id.encode()) % REPLY_QUEUES)
 
 
 def is_request(message: MessageExt) -> bool:
-    """True if the message is a request, so that a reply can be created."""
+    """True if `message` is a request, so that a client can reply to it."""
     return all(message.system_properties.get(name) for name in _REQUEST_PROPERTIES)
 
 
 def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, MessageQueue]:
-    """Return the reply message to a request, and its queue. Raises CreateReplyMessageError for a message that is no
+    """Return the reply message to a request, and its queue. Raises CreateReplyMessageError if `request` is not a
     request."""
     asked = request.system_properties
     missing = [name for name in _REQUEST_PROPERTIES if not asked.get(name)]

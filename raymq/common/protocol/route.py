@@ -1,8 +1,8 @@
-"""The routes of topics: which brokers hold a topic's queues.
+"""The routes of topics: which brokers have a topic's queues.
 
-Brokers send these values to NameServers (registration), which send them to clients (routes). They are RocketMQ's
-`TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is the name of
-its storage actor, so clients send messages directly to the store.
+Brokers send these values to NameServers (registration), and NameServers send them to clients (routes). The values are
+RocketMQ's `TopicConfig`, `QueueData`, `BrokerData` and `TopicRouteData` (spec/messaging.md §1). A broker's address is
+the name of its storage actor, so clients send messages directly to the store.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ PERM_READ: Final = 4
 PERM_ALL: Final = PERM_READ | PERM_WRITE
 MASTER_ID: Final = 0
 QUEUE_NUMS_MAX: Final = 1024
-"""The most queues of a topic in one broker group."""
+"""Maximum number of queues of a topic in one broker group."""
 QUEUES: Final = NumberRange(1, QUEUE_NUMS_MAX * BROKER_GROUPS_MAX)
-"""The allowed total numbers of a topic's queues. A cluster with fewer broker groups allows fewer."""
+"""The allowed total number of a topic's queues. A cluster with fewer than BROKER_GROUPS_MAX broker groups allows fewer
+queues."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""The KV namespace with the queues of each order topic. Its brokers store the same text (TopicConfig)."""
+"""The NameServers' KV namespace that holds the queue counts of each order topic. The topic's brokers store the same
+text (TopicConfig)."""
 
 
 def check_perm(perm: int) -> int:
@@ -53,9 +55,9 @@ def perm_text(perm: int) -> str:
 
 
 def parse_order_config(text: str) -> dict[str, int]:
-    """Parse the number of an order topic's queues in each broker group from ``"broker-a:4;broker-b:2"``.
+    """Parse the queue counts of an order topic by broker group, such as ``"broker-a:4;broker-b:2"``.
 
-    Raises InvalidArgumentError for text of another form.
+    Raises InvalidArgumentError if `text` has another form.
     """
     counts: dict[str, int] = {}
     for piece in text.split(";"):
@@ -69,7 +71,7 @@ def parse_order_config(text: str) -> dict[str, int]:
 
 
 def format_order_config(counts: Mapping[str, int]) -> str:
-    """The text that `parse_order_config` reads, sorted by broker group.
+    """Format queue counts as the text that `parse_order_config` reads, sorted by broker group.
 
     >>> format_order_config({"broker-b": 2, "broker-a": 4})
     'broker-a:4;broker-b:2'
@@ -78,9 +80,9 @@ def format_order_config(counts: Mapping[str, int]) -> str:
 
 
 def merge_layouts(*layouts: str) -> str:
-    """Merge layouts into one with every broker group, each with its largest number of queues. The largest number is the
-    newest, because a topic never loses queues. An empty layout has no broker groups. Raises InvalidArgumentError for
-    other text.
+    """Merge several layouts (queue counts by broker group) into one. The result has every broker group, each with its
+    largest number of queues. The largest number is the newest, because a topic never loses queues. An empty layout has
+    no broker groups. Raises InvalidArgumentError if a text is not a layout.
 
     >>> merge_layouts("broker-a:4;broker-b:2", "", "broker-a:2;broker-c:1")
     'broker-a:4;broker-b:2;broker-c:1'
@@ -94,7 +96,8 @@ def merge_layouts(*layouts: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
-    """The version of a table. Ordered by state version, counter, timestamp (spec/messaging.md §1.1)."""
+    """The version of a table. Versions are ordered by state version, counter, timestamp (spec/messaging.md
+    §1.1)."""
 
     state_version: int = 0
     counter: int = 0
@@ -106,13 +109,14 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic in one broker group. Its queues are numbered from 0 to the number of write (read) queues - 1.
+    """The settings of a topic in one broker group. Queue ids run from 0 to the number of write (read) queues - 1.
 
-    `order_config`: the queues of an order topic in all broker groups (parse_order_config), equal in each group; empty
-    for other topics. `layout`: in the same form, the topic's queues in all broker groups. Each group stores the layout
-    in its log, so every broker knows all queues of the topic; empty if the group has not received a layout.
-    `attributes`: RocketMQ's (raymq.common.protocol.attributes). `creation_id`: random text from the topic's creation in
-    this group, so a topic that is deleted and created again has another id; empty for topics of older versions.
+    `order_config`: the queue counts of an order topic in all broker groups (parse_order_config), equal in each group;
+    empty for other topics. `layout`: the queue counts of the topic in all broker groups, in the same text form. Each
+    group stores the layout in its log, so that every broker can name all queues of the topic. The layout is empty if
+    the group has not received a layout. `attributes`: RocketMQ's (raymq.common.protocol.attributes). `creation_id`:
+    random text from the topic's creation in this group, so that a topic that is deleted and created again has another
+    id; empty for topics that older versions of raymq created.
     """
 
     topic: str
@@ -127,7 +131,7 @@ class TopicConfig:
 
 
 class NewTopic(NamedTuple):
-    """A topic for creation in one broker group, with its number of queues there, its layout and its attributes
+    """A topic to create in one broker group, with its number of queues in that group, its layout and its attributes
     (TopicConfig)."""
 
     topic: str
@@ -141,8 +145,8 @@ class BrokerRegistration:
     """The full registration of one broker at a NameServer.
 
     `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica id to the Ray node of the
-    storage actor. `life` grows with each start of the broker. `slave_read_enable`: whether consumers may read from
-    slaves.
+    storage actor. `life`: a number that grows with each start of the broker. `slave_read_enable`: whether consumers may
+    read from slaves.
     """
 
     cluster: str
@@ -157,9 +161,9 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class TopicChanges:
-    """The topics of a registered broker that changed between its versions `since` and `data_version`, in the same
-    `life`. `changed`: their present configurations. `removed`: deleted topics. The rest of the registration is
-    unchanged."""
+    """The topics of a registered broker that changed between its versions `since` and `data_version`, within one start
+    (`life`) of the broker. `changed`: the current settings of changed topics. `removed`: deleted topics. The rest of
+    the registration is unchanged."""
 
     broker_name: str
     life: int
@@ -171,8 +175,9 @@ class TopicChanges:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """A broker group. `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica id to the
-    storage actor's Ray node, empty if unknown. `slave_read_enable`: whether consumers may also read from slaves."""
+    """A broker group in a route. `storages`: replica id (0 = master) to the name of the storage actor. `nodes`: replica
+    id to the storage actor's Ray node, empty if unknown. `slave_read_enable`: whether consumers may also read from
+    slaves."""
 
     cluster: str
     broker_name: str
@@ -183,8 +188,8 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """The number of a topic's queues in a broker group, their permission (PERM_READ, PERM_WRITE), and the topic's
-    `creation_id` there (TopicConfig)."""
+    """The queues of a topic in one broker group: their number, their permission (PERM_READ, PERM_WRITE), and the
+    topic's `creation_id` in this group (TopicConfig)."""
 
     broker_name: str
     read_queue_nums: int
@@ -195,16 +200,17 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """The data that a client needs to produce to a topic and to consume from it.
+    """The route of a topic: the data that a client needs to send messages to the topic and to consume them.
 
-    With an `order_config` (parse_order_config), producers write only to its queues, even while one of the brokers is
-    away: a sharding key's queue must not change. `complete` is False in a route of a NameServer that has just
-    restarted: further brokers may hold the topic and not have registered again yet.
+    If `order_config` (parse_order_config) is set, producers write only to the queues in it, even while one of the
+    brokers is unreachable, because a sharding key's queue must not change. `complete` is False in a route from a
+    NameServer that has just restarted: further brokers may have the topic but may not have registered again yet.
 
-    `layout` (merge_layouts): the topic's queues in all broker groups, including groups that are away. Messages with a
-    sharding key are distributed over these queues, so a route with fewer brokers gives a key no other queue.
+    `layout` (merge_layouts): the topic's queues in all broker groups, including unreachable groups. Producers
+    distribute messages with a sharding key over these queues, so a route with fewer brokers does not change the queue
+    of a key.
 
-    `attributes`: which messages the topic accepts, for producers to check.
+    `attributes`: which messages the topic accepts. Producers check messages against the attributes.
     """
 
     topic: str
@@ -238,7 +244,8 @@ class TopicRoute:
         object.__setattr__(self, "_subscribe", publish if readable == writable else self._numbered(readable))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The queues are most of a route, so pickling leaves them out; they are computed again from the other fields.
+        # The queues are the largest part of a route. So pickling leaves the queues out, and they are computed again
+        # from the other fields.
         parts = (self.topic, self.brokers, self.queues, self.order_config, self.complete, self.layout, self.attributes)
         return TopicRoute, parts
 
@@ -252,13 +259,13 @@ class TopicRoute:
 
     @property
     def all_queues(self) -> tuple[MessageQueue, ...]:
-        """All queues of the topic, sorted, including queues whose broker is away. An order topic has the queues of its
-        configuration. Without a layout: the queues of the listed brokers."""
+        """All queues of the topic, sorted, including queues of unreachable brokers. An order topic has the queues of
+        its `order_config`. Without a layout: the queues of the brokers in the route."""
         return self._all
 
     def require_all_queues(self) -> tuple[MessageQueue, ...]:
-        """Return `all_queues`. Raises NoPermissionError if the topic is not writable, and ServiceNotAvailableError if
-        its queues are not known yet, because a sharding key's queue could differ."""
+        """Return `all_queues`. Raises NoPermissionError if the topic is not writable. Raises ServiceNotAvailableError
+        if the topic's queues are not known yet, because a sharding key could then be mapped to another queue."""
         self.require_permission()
         if not (self.complete or self.layout or self.order_config):
             raise ServiceNotAvailableError(
@@ -268,7 +275,8 @@ class TopicRoute:
         return self._all
 
     def queue_counts(self) -> dict[str, int]:
-        """The number of queues in each broker group with the topic, by name, including broker groups that are away."""
+        """The number of the topic's queues in each broker group, by the group's name, including unreachable broker
+        groups."""
         counts = parse_order_config(self.layout) if self.layout else {}
         return counts | {data.broker_name: data.write_queue_nums for data in self.queues}
 
@@ -278,8 +286,8 @@ class TopicRoute:
         return self._subscribe
 
     def require_writable(self) -> TopicRoute:
-        """Return this route. Raises NoPermissionError if the topic is not writable, and ServiceNotAvailableError if no
-        writable queue is available now."""
+        """Return this route. Raises NoPermissionError if the topic is not writable. Raises ServiceNotAvailableError if
+        no writable queue is available now."""
         self.require_permission()
         if not self._publish:
             raise ServiceNotAvailableError(f"topic {self.topic!r} has no writable queue now; see `raymq status`")
@@ -325,8 +333,8 @@ def spread_queues(queues: int, broker_names: list[str]) -> dict[str, int]:
 
 
 def grow_queues(counts: Mapping[str, int], queues: int) -> dict[str, int]:
-    """Divide `queues` queues among broker groups that already have `counts`. No group loses queues; the emptiest groups
-    get more.
+    """Divide `queues` queues among broker groups that already have `counts` queues. No group loses queues; the groups
+    with the fewest queues get more.
 
     Raises InvalidArgumentError if `queues` is less than the sum of `counts`.
 

@@ -11,10 +11,11 @@ from typing import Any
 class BrokerConfig:
     """The settings of a broker group by their full names, such as ``store.delete_when``.
 
-    `started`: the values from raymq.yaml and the defaults at the broker's start. `changed`: live settings that differ,
-    from the group's log. `effective`: the present values. `refused`: changes that a later raymq.yaml has made invalid,
-    with the reasons. `live`: the names of settings that may change while raymq runs. `behind`: storage actors that do
-    not have the newest changes yet; they get them within seconds after their return.
+    `started`: the values from raymq.yaml and the defaults when the broker started. `changed`: the values of changed
+    live settings, from the group's log. `effective`: the current values. `refused`: changes that a later raymq.yaml has
+    made invalid, with the reasons. `live`: the names of settings that may change while raymq runs. `behind`: storage
+    actors that do not have the newest changes yet; an unreachable actor gets the changes within seconds after it is
+    reachable again.
     """
 
     started: Mapping[str, Any] = field(default_factory=dict)  # YAML values: text, numbers, bools, lists

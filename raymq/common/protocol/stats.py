@@ -8,9 +8,10 @@ from typing import NamedTuple, TypeVar
 
 
 class RequestFigures(NamedTuple):
-    """The requests of one kind that wait for a thread of an actor: the number that is `waiting` now, and the longest
-    present wait in ms; the maxima of both since the actor's start and in the last minute; and the requests refused
-    since the start, because too many waited or because they waited too long."""
+    """Metrics of the requests of one kind that wait for a thread of an actor. The fields are the number of requests
+    that are `waiting` now and the longest current wait in ms. Further fields are the maxima of both since the actor's
+    start and in the last minute. The last fields count the requests that were refused since the start, because too many
+    requests waited or because the request waited too long."""
 
     kind: str
     waiting: int
@@ -25,8 +26,8 @@ class RequestFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A counter: the `total` since the broker's start, and the sum and rate per second over the last minute, hour and
-    day."""
+    """A counter's values: the `total` since the broker's start, and the sum and the rate per second over the last
+    minute, hour and day."""
 
     total: int = 0
     minute: int = 0
@@ -39,7 +40,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """Messages that were stored in a topic, and bytes of their records."""
+    """Counters of a topic: the messages stored in the topic, and the bytes of their records."""
 
     messages: Figures = Figures()
     bytes: Figures = Figures()
@@ -47,7 +48,8 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Messages of a topic that a group has committed, and messages that the group has sent back."""
+    """Counters of a group in a topic: the messages that the group has committed, and the messages that the group has
+    sent back."""
 
     messages: Figures = Figures()
     sent_back: Figures = Figures()
@@ -55,9 +57,9 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicReading:
-    """A topic in one broker group. `messages` and `bytes`: records stored since the store was opened. `rate`: messages
-    per second over the last minute; `bytes_rate`: bytes per second. Further fields: the read queues, their permission,
-    and the stored messages."""
+    """Metrics of a topic in one broker group. `messages` and `bytes`: records stored since the store was opened.
+    `rate`: messages per second over the last minute; `bytes_rate`: bytes per second. `queues`: number of read queues;
+    `perm`: the topic's permission; `held`: number of messages in the store."""
 
     messages: int = 0
     bytes: int = 0
@@ -70,8 +72,9 @@ class TopicReading:
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """A group's progress in a topic. `consumed`: messages since the broker's start. `lag`: in messages. `behind_ms`:
-    the age of the first unread message in the queue with the largest lag; None if it was not read."""
+    """A group's progress in a topic. `consumed`: messages consumed since the broker's start. `lag`: number of messages.
+    `behind_ms`: the age of the first unread message in the queue with the largest lag; None if the message's time was
+    not read."""
 
     consumed: int = 0
     lag: int = 0
@@ -80,9 +83,10 @@ class GroupReading:
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """A group in one broker group, over all topics. `consumed`: messages since the broker's start. `lag`: in messages.
-    `lag_ms`: the age of the oldest unread message that was read for this; None if none was read. `retries`: messages
-    that are due for another attempt. `dead_letters`: messages that failed in all attempts and are stored."""
+    """A group's progress in one broker group, over all topics. `consumed`: messages consumed since the broker's start.
+    `lag`: number of messages. `lag_ms`: the age of the oldest unread message whose time was read; None if no time was
+    read. `retries`: messages that are due for another attempt. `dead_letters`: stored messages that failed in all
+    attempts."""
 
     consumed: int = 0
     lag: int = 0
@@ -94,8 +98,8 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReadings:
-    """A broker's statistics at one moment: of each topic, of each pair of group and topic, and in `group_totals` of
-    each group. `left_out`: the number of pairs of group and topic beyond the limit."""
+    """A broker's statistics at one moment. `topics`: by topic. `groups`: by pair of group and topic. `group_totals`: by
+    group. `left_out`: number of (group, topic) pairs that are omitted because of the limit."""
 
     topics: Mapping[str, TopicReading]
     groups: Mapping[tuple[str, str], GroupReading]

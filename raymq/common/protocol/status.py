@@ -1,8 +1,9 @@
-"""ClusterStatus: the report of `raymq status`, as values.
+"""ClusterStatus: the report of `raymq status`, as typed values.
 
 The servers' answers are plain data: the launcher passes them to the command as JSON, and `raymq status --json` prints
-them whole. The classes here have the fields that raymq reads; `ClusterStatus.report` keeps all others. A field that an
-answer lacks, as in the entry of a server that did not answer, has its default.
+them whole. The classes in this module have the fields that raymq reads; `ClusterStatus.report` keeps all other fields.
+If an answer lacks a field, the field has its default value. The entry of a server that did not answer lacks most
+fields.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from raymq.common.protocol.transactions import WaitingTransactions
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """One server, by its actor's name. `error`: the reason why the server did not answer, or what it reports as broken;
-    empty if all is well."""
+    """The status of one server, by its actor's name. `error`: the reason why the server did not answer, or the problem
+    that the server reports; empty if all is well."""
 
     actor: str
     error: str = ""
@@ -29,8 +30,8 @@ class ServerReport:
 
 @dataclass(frozen=True, slots=True)
 class RequestsReport:
-    """The requests of one `kind` that waited for a thread of a server: the highest number of waiting requests, the
-    longest wait in ms, and the numbers of refused requests, since the server's start."""
+    """Metrics of the requests of one `kind` that waited for a thread of a server, since the server's start: the highest
+    number of waiting requests, the longest wait in ms, and the numbers of refused requests."""
 
     kind: str
     most: int = 0
@@ -41,7 +42,7 @@ class RequestsReport:
 
 @dataclass(frozen=True, slots=True)
 class DeletedUnread:
-    """The number of messages of a topic that a full disk deleted before a group read them."""
+    """The number of a topic's messages that were deleted because the disk was full, before a group read them."""
 
     group: str
     topic: str
@@ -50,8 +51,9 @@ class DeletedUnread:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport(ServerReport):
-    """A broker. `ready`: the broker has read its state; else `waiting_for` says what it waits for. `storage`: the actor
-    of its store. `settings`: the settings that differ from raymq.yaml."""
+    """The status of a broker. `ready`: True if the broker has read its state; otherwise `waiting_for` describes what
+    the broker waits for. `storage`: the name of the storage actor with the broker's store. `settings`: the settings
+    that differ from raymq.yaml."""
 
     broker: str = ""
     ready: bool = False
@@ -71,8 +73,9 @@ class BrokerReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """A store's disk: its use from 0 to 1 and its free bytes, -1 while unknown. `young_files_deleted`: the number of
-    log files that a full disk took before their time."""
+    """The disk of a store. `disk_ratio`: used part of the disk, from 0 to 1; `disk_free_bytes`: free bytes; both -1
+    while unknown. `young_files_deleted`: number of log files that were deleted before their retention time because the
+    disk was full."""
 
     disk_ratio: float = -1.0
     disk_free_bytes: int = -1
@@ -81,7 +84,8 @@ class RetentionReport:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """The delayed messages of a store: how many wait, by level, and how late the latest delivery is, in ms."""
+    """The delayed messages of a store: how many messages wait, by level, and the largest lateness of a
+    delivery, in ms."""
 
     pending: Mapping[str, int] = field(default_factory=dict)
     late_ms: int = 0
@@ -89,16 +93,16 @@ class ScheduleReport:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsReport:
-    """The transactions of a store that have no outcome yet."""
+    """The open transactions of a store, which have no outcome yet."""
 
     waiting: tuple[WaitingTransactions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport(ServerReport):
-    """A store, as raymq.common.protocol.store.StoreStatus describes it. `closed`: the actor answers, and cannot open
-    its store. `role`: of a replica. `refusal`: the reason why the replica does not follow its master. `beside`: names
-    of directories in the same data directory."""
+    """The status of a store; fields are as in raymq.common.protocol.store.StoreStatus. `closed`: the actor answers, but
+    cannot open its store. `role`: the role of the replica. `refusal`: the reason why the replica does not follow its
+    master. `beside`: names of the store directories in the same data directory."""
 
     closed: bool = False
     pid: int = 0
@@ -125,49 +129,50 @@ class StoreReport(ServerReport):
 
     @property
     def name(self) -> str:
-        """The store's name: its broker group and its replica."""
+        """The store's name: its broker group and its replica number."""
         return self.actor.removeprefix("storage-")
 
     @property
     def broker_name(self) -> str:
-        """The store's broker group."""
+        """The name of the store's broker group."""
         return self.name.rpartition("-")[0]
 
     @property
     def replica(self) -> str:
-        """The store's replica."""
+        """The store's replica number."""
         return self.name.rpartition("-")[2]
 
     @property
     def log_bytes(self) -> int:
-        """The size of the log."""
+        """The size of the store's log in bytes."""
         return self.max_physical_offset - self.min_physical_offset
 
     @property
     def unflushed_bytes(self) -> int:
-        """The end of the log that is not on disk yet, in bytes."""
+        """Number of bytes at the log's end that are not on disk yet."""
         return self.max_physical_offset - self.flushed_physical_offset
 
     @property
     def problem(self) -> str:
-        """The reason why the store takes no messages, or the actor's error; else empty."""
+        """The reason why the store accepts no messages, or the actor's error; empty if neither exists."""
         return self.error or ("" if self.writable else self.not_writable_reason)
 
     @property
     def disk_used(self) -> float | None:
-        """The use of the disk from 0 to 1, None if unknown."""
+        """The used part of the store's disk, from 0 to 1; None if unknown."""
         return None if self.retention is None or self.retention.disk_ratio < 0 else self.retention.disk_ratio
 
     @property
     def disk_free_bytes(self) -> int | None:
-        """The free bytes of the disk, None if unknown."""
+        """The free bytes of the store's disk; None if unknown."""
         return None if self.retention is None or self.retention.disk_free_bytes < 0 else self.retention.disk_free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica of a broker group, as the Controller sees it. `node`: the address of its node. `lag_bytes`, `lag_s`:
-    how far the replica is behind its master, None if unknown. `note`: what the Controller does with the replica."""
+    """The status of a replica, as the Controller sees it. `node`: the address of the replica's node. `lag_bytes`,
+    `lag_s`: how far the replica lags behind its master, None if unknown. `note`: what the Controller does with the
+    replica."""
 
     replica: int
     role: str = ""
@@ -180,8 +185,8 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroupReport:
-    """A broker group with several replicas. `reason`: why nobody leads; else empty. `loss`: what the master lacked when
-    it was elected; else empty."""
+    """The status of a broker group with several replicas. `reason`: why no replica leads, else empty. `loss`: the
+    acknowledged messages that the master lacked when it was elected, else empty."""
 
     broker: str
     master: int | None = None
@@ -196,36 +201,36 @@ class ReplicaGroupReport:
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport(ServerReport):
-    """The Controller, and the broker groups with several replicas."""
+    """The status of the Controller, and of the broker groups with several replicas."""
 
     groups: tuple[ReplicaGroupReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceReport(ServerReport):
-    """A Rebalance actor, and the slots that it holds."""
+    """The status of a Rebalance actor, with the slots that the actor holds."""
 
     slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PullReport(ServerReport):
-    """A Pull actor, and the id of its node."""
+    """The status of a Pull actor, with the id of its node."""
 
     node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleReport(ServerReport):
-    """The console, and its address."""
+    """The status of the web console, with its address."""
 
     url: str = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectedGroup(ServerReport):
-    """A consumer group with members, at the Rebalance actor `actor`. `holders`: the member that holds a queue, by
-    queue."""
+    """A consumer group that has members. `actor`: the Rebalance actor that serves the group. `holders`: queue to the
+    member that holds the queue."""
 
     group: str = ""
     generation: int = 0
@@ -235,8 +240,8 @@ class ConnectedGroup(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class PushInstanceReport(ServerReport):
-    """A push-consumer instance, at the Pull actor `actor`. `holding`: its queues. `stuck_threads`: calls of the
-    listener that have run for more than its timeout."""
+    """The status of a push-consumer instance. `actor`: the Pull actor that serves the instance. `holding`: the
+    instance's queues. `stuck_threads`: number of listener calls that have run longer than the listener's timeout."""
 
     instance: str = ""
     holding: tuple[str, ...] = ()
@@ -249,7 +254,7 @@ class PushInstanceReport(ServerReport):
 
 @dataclass(frozen=True, slots=True)
 class StoppedStore:
-    """A store on disk that does not run, with its broker group and its directory."""
+    """A store on disk whose storage actor does not run, with its broker group and its directory."""
 
     store: str
     broker: str
@@ -258,8 +263,8 @@ class StoppedStore:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A finding about something broken or damaged. `check`: the check that found it; `state`: "fail" or "warn";
-    `seen`: what is wrong; `do`: the remedy; `where`: the server or the broker group."""
+    """A problem that a check found. `check`: the name of the check; `state`: "fail" or "warn"; `seen`: what is wrong;
+    `do`: the remedy; `where`: the server or the broker group."""
 
     check: str
     state: str
@@ -270,8 +275,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The state of all servers, by their own answers. `actors`: the names of all running actors. `replication`: the
-    Controller, if one runs. `refused`: servers that do not answer this user. `problems`: failures first.
+    """The status of all servers of a cluster, as the servers report it. `actors`: the names of all running actors.
+    `replication`: the Controller's report, if a Controller runs. `refused`: servers that refuse this user's calls.
+    `problems`: failures before warnings.
 
     `report`: the plain data of `raymq status --json`.
     """
@@ -292,8 +298,8 @@ class ClusterStatus:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> ClusterStatus:
-        """Read a report, which stays as it is in `report`. ServiceNotAvailableError if a server's answer has a value of
-        another type, as a server of another version may send."""
+        """Convert a report of plain data, which is kept unchanged in `report`. Raises ServiceNotAvailableError if a
+        value in a server's answer has another type. Servers of another version may send such a value."""
         try:
             return replace(msgspec.convert(report, cls), report=report)
         except msgspec.ValidationError as error:
@@ -303,10 +309,10 @@ class ClusterStatus:
 
     @property
     def servers(self) -> tuple[ServerReport, ...]:
-        """All servers that report their state, except the console."""
+        """The reports of all servers, except the console."""
         return (*self.brokers, *self.stores, *self.rebalances, *self.pulls, *self.replication)
 
     @property
     def replica_groups(self) -> tuple[ReplicaGroupReport, ...]:
-        """The broker groups with several replicas."""
+        """The reports of the broker groups with several replicas."""
         return tuple(group for controller in self.replication for group in controller.groups)

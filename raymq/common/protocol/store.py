@@ -1,7 +1,7 @@
-"""Requests to a message store, and its answers.
+"""Requests to a message store, and the store's answers.
 
-A `queue_offset` counts the messages of a queue from 0, a `physical_offset` the bytes of the commit log. An end offset
-is the offset that the next message will get.
+A `queue_offset` counts the messages of a queue from 0. A `physical_offset` counts the bytes of the commit log. An end
+offset is the offset that the next message will get.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from raymq.common.message import PullStatus, SendStatus
 
 BROWSE_MAX_MESSAGES: Final = 1000
 BROWSE_MAX_SCANNED: Final = 1_000_000
-"""The most messages of a page of a topic, and the most records that are read for a page."""
+"""Upper bounds of a page of a topic's messages: the number of messages on the page, and the number of records read for
+the page."""
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
     """The offsets of one appended batch. Message i has queue offset `queue_offset + i`, unless `queue_offsets` lists
-    them.
+    the offsets.
 
-    `status`: SEND_OK, or FLUSH_DISK_TIMEOUT if the batch is stored but was not flushed in time. `physical_offset`: of
-    the first message. `physical_offsets`: of all messages, if the records do not lie back to back because the batch
-    crosses the end of a file. `duplicate`: an earlier send of the same batch stored all messages; nothing was written
-    now. `queue_offsets`: only if a crash cut the batch, and another producer wrote to the queue before the rest was
-    sent again.
+    `status`: SEND_OK, or FLUSH_DISK_TIMEOUT if the batch is stored but was not flushed in time. `physical_offset`: the
+    first message's physical offset. `physical_offsets`: the physical offsets of all messages, if the records are not
+    contiguous because the batch crosses the end of a file. `duplicate`: an earlier send of the same batch stored all
+    messages, and nothing was written now. `queue_offsets` is only set if a crash truncated the batch, and another
+    producer wrote to the queue before the rest was sent again.
     """
 
     status: SendStatus
@@ -41,8 +42,8 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Read a queue from `queue_offset` on, at most `max_messages`. `tag_codes`: only messages with these tag codes
-    (None: all). `sql`: only messages that pass this filter expression (None: all)."""
+    """A request to read at most `max_messages` messages of a queue, from `queue_offset` on. `tag_codes`: only messages
+    with these tag codes (None: all). `sql`: only messages that match this filter expression (None: all)."""
 
     topic: str
     queue_id: int
@@ -54,12 +55,12 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """The answer to one FetchRequest. Continue at `next_offset`, which also skips messages that tags or expression
-    excluded.
+    """The answer to one FetchRequest. The next fetch continues at `next_offset`, which also skips messages that the
+    tags or the expression excluded.
 
     `records`: `count` whole records back to back. OFFSET_ILLEGAL: the requested offset is outside [`min_offset`,
     `max_offset`], and `next_offset` is the nearest end of that range. `pull_from`: the storage actor for the next
-    fetch, if that is another replica of the broker group.
+    fetch, if the next fetch should go to another replica of the broker group.
     """
 
     status: PullStatus
@@ -80,7 +81,7 @@ class LightQueue(NamedTuple):
 
 
 class QueuePosition(NamedTuple):
-    """An offset of a queue."""
+    """A position in a queue: one queue offset."""
 
     topic: str
     queue_id: int
@@ -88,7 +89,7 @@ class QueuePosition(NamedTuple):
 
 
 class QueueSpan(NamedTuple):
-    """The offsets of a queue from `start_offset` up to, not including, `end_offset`."""
+    """A range of a queue's offsets, from `start_offset` up to, but not including, `end_offset`."""
 
     topic: str
     queue_id: int
@@ -97,16 +98,16 @@ class QueueSpan(NamedTuple):
 
 
 class ReadsInPlace(NamedTuple):
-    """Reads by a client in the mapped files of a store, which the store adds to its gets: the number of queue reads
-    that found messages, and the number of messages."""
+    """Counts of a client's reads in the mapped files of a store, which the store adds to its own read counters.
+    `found`: number of queue reads that found messages; `messages`: number of messages."""
 
     found: int = 0
     messages: int = 0
 
 
 class QueueEnds(NamedTuple):
-    """The offsets of a queue that consumers may read, [`min_offset`, `max_offset`), and the storage actor to read from,
-    if that is another replica."""
+    """The range of a queue's offsets that consumers may read, [`min_offset`, `max_offset`). `pull_from`: the storage
+    actor to read from, if consumers should read from another replica."""
 
     min_offset: int
     max_offset: int
@@ -115,8 +116,8 @@ class QueueEnds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """The offsets that a consumer may read, [`min_offset`, `max_offset`), and the first offset that is probably still
-    in memory."""
+    """The range of a queue's offsets that a consumer may read, [`min_offset`, `max_offset`), and the first offset that
+    is probably still in memory."""
 
     min_offset: int
     max_offset: int
@@ -124,8 +125,8 @@ class QueueBounds:
 
 
 class Boundary(Enum):
-    """The message that a time selects. LOWER: the first message stored at this time or later. UPPER: the last message
-    stored at this time or earlier."""
+    """Choice of the message for a search by time. LOWER: the first message stored at this time or later. UPPER: the
+    last message stored at this time or earlier."""
 
     LOWER = "LOWER"
     UPPER = "UPPER"
@@ -133,11 +134,11 @@ class Boundary(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Messages found by a key: `count` whole records back to back, in the order of their storage.
+    """Messages found by a key: `count` whole records back to back, in the order in which they were stored.
 
     `complete`: False if the index did not reach the end of the log in time, so that the newest messages may be missing.
-    `damaged`: physical offsets of indexed records whose bytes are not readable as records. A record with only a damaged
-    body is in `records`.
+    `damaged`: physical offsets of indexed records whose bytes cannot be read as records. A record with a
+    damaged body only is in `records`.
     """
 
     records: bytes
@@ -151,9 +152,9 @@ class RetentionStatus:
     """The progress of the deletion of old messages since the store was opened.
 
     `disk_ratio`: used part of the disk, from 0 to 1; -1 before the first check. `last_reason`: why files were deleted
-    last. `runs_by_hand`: runs that an administrator has requested and that are not done yet. `young_files_deleted`:
-    deleted files younger than their retention time, because the disk was full (clean_file_forcibly_enable).
-    `disk_free_bytes`: free bytes of the fullest disk; -1 if unknown.
+    last. `runs_by_hand`: number of deletion runs that an administrator has requested and that are not done yet.
+    `young_files_deleted`: number of files deleted before their retention time because the disk was full
+    (clean_file_forcibly_enable). `disk_free_bytes`: free bytes of the fullest disk; -1 if unknown.
     """
 
     disk_ratio: float
@@ -167,7 +168,7 @@ class RetentionStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRange:
-    """Messages of a queue that were deleted before their retention time: offsets from `begin_offset` up to
+    """A range of a queue's messages that were deleted before their retention time: offsets from `begin_offset` up to
     `end_offset`."""
 
     topic: str
@@ -178,7 +179,8 @@ class DeletedRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicPuts:
-    """Messages and bytes of records stored in a topic since the store was opened."""
+    """Counts of a topic since the store was opened: the messages stored in the topic, and the bytes of their
+    records."""
 
     messages: int
     bytes: int
@@ -187,7 +189,8 @@ class TopicPuts:
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
     """A snapshot of a store's counters. `runtime`: RocketMQ's names and texts (spec/storage.md §12).
-    `put_latency_buckets`: the appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and longer."""
+    `put_latency_buckets`: numbers of appends that took up to 0, 10, 50, 100, 200, 500 ms, 1, 2, 3, 4, 5, 10 s, and
+    longer."""
 
     runtime: dict[str, str]
     topics: dict[str, TopicPuts]
@@ -198,11 +201,11 @@ class StoreStatistics:
 class ScheduleStatus:
     """The progress of the delivery of delayed messages.
 
-    `pending`: the waiting messages by level; messages with a delivery time under "deliver_at". `late_ms`: the largest
-    lateness of the messages in delivery, 0 without any. `delivered`, `given_up` and `recalled` count since the store
-    was opened; a message that is filed again, nearer to its time, counts as delivered. `due`: messages that the last
-    round was about to deliver. `pending_by_hour`: messages with a delivery time, by the full hours from now until the
-    hour of their delivery.
+    `pending`: number of waiting messages by level; messages with a delivery time count under "deliver_at". `late_ms`:
+    the largest lateness of the messages that are being delivered, 0 if there are none. `delivered`, `given_up` and
+    `recalled` count since the store was opened. A message that is moved to a later queue on the way to its delivery
+    time counts as delivered. `due`: number of messages that the last round was about to deliver. `pending_by_hour`:
+    number of messages with a delivery time, by the full hours from now until their delivery.
     """
 
     pending: dict[str, int]
@@ -215,9 +218,10 @@ class ScheduleStatus:
 
 
 class HookFigures(NamedTuple):
-    """One hook of a store since the store was opened. `batches`: the batches passed to the hook; `refused`: the
-    messages that it refused; `failed`: calls that raised or timed out; `skipped`: calls omitted because an earlier call
-    still ran. Also the longest call in ms. `setting`: put_hooks or consume_hooks."""
+    """Metrics of one hook of a store since the store was opened. `batches`: batches passed to the hook. `refused`:
+    messages that the hook refused. `failed`: calls that raised or timed out. `skipped`: calls omitted because an
+    earlier call still ran. One field is the duration of the longest call, in ms. `setting`: put_hooks or consume_hooks.
+    """
 
     path: str
     setting: str
@@ -230,10 +234,10 @@ class HookFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A range of damaged bytes in a log: `size` bytes from physical offset `offset` on. Intact records follow the
-    range.
+    """A range of damaged bytes that is kept in a log: `size` bytes from physical offset `offset` on. Intact records
+    follow the range.
 
-    `reason` describes the damage. The damaged bytes stay until intact bytes replace them.
+    `reason` describes the damage. The damaged bytes stay in the log until intact bytes replace them.
     """
 
     offset: int
@@ -242,12 +246,13 @@ class Hole:
 
     @property
     def end_offset(self) -> int:
-        """The physical offset at which the log continues."""
+        """The physical offset at which the damaged range ends and the log continues."""
         return self.offset + self.size
 
 
 class HoleUnit(NamedTuple):
-    """A unit of a queue whose record is in a hole: the queue, its offset, and the position of the record."""
+    """A queue unit whose record is in a hole (damaged range of the log): the queue, the unit's queue offset, and the
+    position of the record."""
 
     topic: str
     queue_id: int
@@ -259,10 +264,11 @@ class HoleUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HoleCopy:
-    """The notes that accompany a part of the damaged bytes of a master's hole.
+    """The metadata that a slave receives with a piece of the damaged bytes in a hole (damaged range) of its master's
+    log.
 
-    `reason`: the reason of the Hole. `units`: the units of queues whose records are in this part, by queue and queue
-    offset. `left`: the number of the hole's bytes after this part; 0 for the last part.
+    `reason`: the hole's reason. `units`: the queue units whose records are in this piece, sorted by queue and queue
+    offset. `left`: number of bytes of the hole after this piece; 0 for the last piece.
     """
 
     reason: str
@@ -272,20 +278,20 @@ class HoleCopy:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """A snapshot of one store, for people and for health checks.
+    """A snapshot of one store's state, for people and for health checks.
 
-    Offsets are physical. `max_physical_offset`: the end of the written bytes; `flushed_physical_offset`: of the bytes
-    on disk; `visible_physical_offset`: of the bytes that consumers may read. `recovered`: how the store was opened.
-    `cut_bytes`: the bytes that recovery removed from the log's end. `not_writable_reason`: empty while the store
-    accepts appends. `running_flags`: RocketMQ's bits (spec/storage.md §9). `index_behind_bytes`: visible bytes that are
-    not in the index yet.
+    Offsets are physical. `max_physical_offset`: the end of the written bytes; `flushed_physical_offset`: the end of the
+    bytes on disk; `visible_physical_offset`: the end of the bytes that consumers may read. `recovered`: how the store
+    was opened. `cut_bytes`: number of bytes that recovery removed from the log's end. `not_writable_reason`: empty
+    while the store accepts appends. `running_flags`: RocketMQ's bits (spec/storage.md §9). `index_behind_bytes`:
+    visible bytes that are not in the index yet.
 
-    `schedule`: None on a store that is not master, because it delivers no delayed messages. `disk_failure`: how the
-    disk failed; empty while the disk works, and after the store is opened again.
+    `schedule`: None on a store that is not master, because only masters deliver delayed messages. `disk_failure`: how
+    the disk failed; empty while the disk works, and again after the store is reopened.
 
     `holes`: the damaged ranges of the log. Since the store was opened, intact bytes of another replica replaced
     `mended_bytes` damaged bytes and closed `mended_holes` holes. `damaged_files`: other files that were found damaged
-    when the store was opened, and the action for each.
+    when the store was opened, and the action for each file.
     """
 
     pid: int
@@ -320,12 +326,13 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class DelayedInStore:
-    """Delayed messages that wait in one store.
+    """The delayed messages that wait in one store.
 
-    `levels`: their number by level; messages with a delivery time under "deliver_at". `hours`: the number of messages
-    that become due in each of the next 24 hours, without the roll queue. `due_ms` and `records`: the first messages
-    that are due in the requested period, sorted by time; the records lie back to back, and `sizes` are their lengths.
-    `complete`: no further messages are due in the period, and no queue was too long to be read.
+    `levels`: number of messages by level; messages with a delivery time count under "deliver_at". `hours`: number of
+    messages that become due in each of the next 24 hours, without the messages in the roll queue. `due_ms` and
+    `records`: the first messages that are due in the requested period, sorted by time; the records are back to back,
+    and `sizes` are their lengths. `complete`: True if no further messages are due in the period, and no queue was too
+    long to be read.
     """
 
     levels: dict[str, int]

@@ -1,4 +1,5 @@
-"""Transactions in requests: how a producer ends one, what a check contains, and how many are open."""
+"""Requests about transactions: how a producer ends a transaction, what a check contains, and how many transactions are
+open."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from raymq.common.protocol.store import AppendResult
 
 
 class LocalTransactionState(IntEnum):
-    """The outcome of a local transaction in its producer. The values are RocketMQ's transaction bits."""
+    """The outcome of a local transaction, as its producer reports it. The values are RocketMQ's transaction
+    bits."""
 
     UNKNOW = 0
     COMMIT_MESSAGE = 8
@@ -18,8 +20,8 @@ class LocalTransactionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionRequest:
-    """A request to end a transaction. `queue_offset` and `physical_offset`: of its half message, or of any copy that a
-    check made. `commit_or_rollback`: COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
+    """A request to end a transaction. `queue_offset` and `physical_offset`: offsets of the transaction's half message,
+    or of any copy that a check made. `commit_or_rollback`: COMMIT_MESSAGE or ROLLBACK_MESSAGE."""
 
     producer_group: str
     queue_offset: int
@@ -30,10 +32,10 @@ class EndTransactionRequest:
 
 
 class EndResult(AppendResult, frozen=True, gc=False):
-    """The answer to an EndTransactionRequest: the position of the message in queue `queue_id` of its `topic`.
+    """The answer to an EndTransactionRequest: the position of the committed message in queue `queue_id` of its `topic`.
 
-    A rollback stores no message: the offsets are then the offsets of the rollback's record. `duplicate`: the
-    transaction already had this outcome; nothing was written now.
+    A rollback stores no message, so the offsets are the offsets of the rollback's record. `duplicate`: the transaction
+    already had this outcome, and nothing was written now.
     """
 
     topic: str = ""
@@ -42,8 +44,8 @@ class EndResult(AppendResult, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class TransactionCheck:
-    """A check: it asks a producer group for the outcome of a transaction. `record`: the half message, as in the log.
-    `times`: the number of checks of this message, including this one."""
+    """A check, which asks a producer group for the outcome of a transaction. `record`: the half message, as in the log.
+    `times`: number of checks of this message, including this check."""
 
     producer_group: str
     transaction_id: str
@@ -55,7 +57,8 @@ class TransactionCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckRound:
-    """The checks of a part of a round. With `more`, the round continues: ask again with the same `start_ms`."""
+    """A portion of the checks of one round. If `more` is True, the round has further checks: repeat the request with
+    the same `start_ms`."""
 
     start_ms: int
     checks: list[TransactionCheck]
@@ -65,7 +68,8 @@ class CheckRound:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTransactions:
-    """The open transactions of one producer group in one topic, and the birth of the oldest in ms since 1970."""
+    """The number of open transactions of one producer group in one topic, and the birth time of the oldest transaction
+    in ms since 1970."""
 
     topic: str
     producer_group: str
@@ -75,7 +79,7 @@ class WaitingTransactions:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFigures:
-    """The open transactions of one store, and counters since the store was opened."""
+    """Metrics of one store's transactions: the open transactions, and counters since the store was opened."""
 
     waiting: list[WaitingTransactions] = field(default_factory=list)
     committed: int = 0

@@ -1,7 +1,8 @@
 """Evaluates a filter expression for many messages at once, from the bytes of their records.
 
-Only the properties in the expression are read, as columns; bodies are not read. The result for each message equals the
-result of `matches` in sql.py, the reference. A truth is a number here, so that AND and OR are table look-ups.
+Only the properties that the expression names are read, as columns; bodies are not read. The result for each message
+equals the result of `matches` in sql.py, which is the reference. Truth values are small integers, so that AND and OR
+are table look-ups.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from raymq.records.kernels.property_columns import find_properties
 
 Ints = NDArray[np.int64]
 Truths = NDArray[np.uint8]
-"""FALSE, TRUE, NULL or RAISES for each message, shape (n,)."""
+"""Truth value of each message: FALSE, TRUE, NULL or RAISES, shape (n,)."""
 
 _Scalar = str | Number
 _Operand = TextColumn | Truths | _Scalar
@@ -44,7 +45,8 @@ _Operand = TextColumn | Truths | _Scalar
 FALSE, TRUE, NULL, RAISES = range(4)
 
 _NOT: Final = np.array([TRUE, FALSE, NULL, RAISES], np.uint8)
-# Row: left operand; column: right operand. The right operand is not evaluated after a FALSE of AND, or a TRUE of OR.
+# The row is the left operand, the column is the right operand. The right operand is not evaluated if the left operand
+# decides the result: FALSE for AND, TRUE for OR.
 _AND: Final = np.array(
     [
         [FALSE, FALSE, FALSE, FALSE],
@@ -66,9 +68,9 @@ _OR: Final = np.array(
 
 
 def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> NDArray[np.bool_]:
-    """Return a mask, shape (n,): True for the records at `starts` in `data` that pass the expression.
+    """Return a mask, shape (n,): True for the records at `starts` in `data` that match the expression.
 
-    A record that cannot be read passes, because the reader of its body reports the damage.
+    An unreadable record matches, because the reader of its body reports the damage.
     """
     if not len(starts):
         return np.zeros(0, np.bool_)
@@ -88,13 +90,14 @@ def matching(data: memoryview | bytes, starts: Ints, expression: SqlFilter) -> N
 
 
 class Evaluation:
-    """Evaluates plans for `count` messages, whose properties are columns by name."""
+    """Evaluates plans of filter expressions for `count` messages, whose properties are given as one column per property
+    name."""
 
     def __init__(self, columns: dict[str, TextColumn], count: int) -> None:
         self._columns, self._count = columns, count
 
     def truths(self, plan: Truth) -> Truths:
-        """Return the truth of a plan for each message."""
+        """Return the truth value of a plan for each message."""
         match plan:
             case Literal(value):
                 return self._constant(value is True if value is not None else None)
@@ -117,7 +120,7 @@ class Evaluation:
                 return self._found(plan, self._operand(plan.operand))
 
     def _operand(self, node: Operand) -> _Operand:
-        """Return the values of an operand: a constant, texts, or truths."""
+        """Return the values of an operand: a constant, a column of texts, or truth values."""
         match node:
             case Name(name):
                 return self._columns[name]
@@ -150,7 +153,8 @@ class Evaluation:
         return _raising(np.where(left_present & right_present, compared, lone), left, right)
 
     def _compared(self, plan: Compare, left: _Operand, right: _Operand) -> Truths:
-        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):  # the negative of text that is not a number
+        # An operand that is an array is the negative of a text that is not a number.
+        if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             return _raising(self._constant(None), left, right)
         comparison, raises = _comparison(left, right)
         holds = np.array([plan.order.holds(sign) for sign in (-1, 0, 1)])[comparison + 1]
@@ -158,7 +162,8 @@ class Evaluation:
         return np.where(absent, NULL, np.where(raises, RAISES, holds)).astype(np.uint8)
 
     def _found(self, plan: Find, operand: _Operand) -> Truths:
-        """Return the truths of a search. It is FALSE for an operand that is no text, and never NULL."""
+        """Evaluate a search (CONTAINS, STARTSWITH or ENDSWITH) for each message: FALSE if the operand is not a text,
+        RAISES if the operand raises, never NULL."""
         if isinstance(operand, np.ndarray):
             return _raising(self._constant(False), operand)
         if isinstance(operand, Number) or not plan.text:
@@ -175,7 +180,8 @@ def _taken(table: Truths, numbers: Truths) -> Truths:
 
 
 def _equal_values(left: _Operand, right: _Operand) -> Truths | int:
-    """Compare two operands for equality, among the messages that have both."""
+    """Compare two operands for equality. The result is valid only for messages in which neither operand is
+    NULL."""
     if isinstance(left, TextColumn):
         return _equal_texts(left, right)
     if isinstance(left, np.ndarray):
@@ -208,7 +214,7 @@ def _equal_constants(left: _Scalar, right: _Scalar) -> int:
 
 
 def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
-    """Return the truths, with RAISES for messages in which an operand raises."""
+    """Return the truth values, replaced by RAISES for messages in which an operand raises."""
     for operand in operands:
         if isinstance(operand, np.ndarray):
             truths = np.where(operand == RAISES, RAISES, truths)
@@ -216,8 +222,8 @@ def _raising(truths: NDArray[Any], *operands: _Operand) -> Truths:
 
 
 def _comparison(left: _Scalar | TextColumn, right: _Scalar | TextColumn) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Return the order of two operands, -1, 0 or 1 for each message, and a mask of messages that raise. Two texts are
-    compared as doubles."""
+    """Return the order of two operands (-1, 0 or 1 for each message), and a mask of the messages whose comparison
+    raises. Two texts are compared as doubles."""
     kind = left.kind if isinstance(left, Number) else right.kind if isinstance(right, Number) else ValueKind.DOUBLE
     if isinstance(left, Number) and isinstance(right, Number):
         return np.array([compare(left, right)], np.int8), np.zeros(1, np.bool_)

@@ -1,7 +1,7 @@
 """Parses a filter expression in RocketMQ's dialect of SQL92 conditions into a plan.
 
-The grammar is RocketMQ's, with two differences: tokens after a complete expression are refused, which RocketMQ ignores
-(RocketMQ reads `a like 'x%'` as `a`), and an expression has a bounded length and depth.
+The grammar is RocketMQ's, with two differences. Tokens after a complete expression are an error; RocketMQ ignores them
+(RocketMQ reads `a like 'x%'` as `a`). An expression has a maximum length and a maximum depth.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from raymq.records.filters.plan import Literal, Name, Negative, Not, Operand, Or
 from raymq.records.filters.values import INTEGER_MAX, LONG_MAX, Number, ValueKind
 
 TEXT_MAX: Final = 32_767
-"""The longest expression, in characters."""
+"""Maximum length of an expression, in characters."""
 DEPTH_MAX: Final = 100
-"""The deepest nesting of operators. A chain of ANDs or ORs counts as one."""
+"""Maximum nesting depth of operators. A chain of ANDs or ORs counts as one level."""
 _CACHED: Final = 100
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -98,7 +98,7 @@ _INSTEAD: Final = {
     "like": "there is no LIKE: use CONTAINS, STARTSWITH or ENDSWITH",
     "0": "write numbers without leading zeros, and zero without L",
 }
-"""The suggested correction for frequent mistakes, by the text at the position of the error."""
+"""Suggested correction for each frequent mistake. The key is the text at the position of the error."""
 _TEXT_WANTED: Final = "put texts in single quotes, as in region IN ('eu', 'us') or name CONTAINS 'x'"
 _ARITHMETIC: Final = "there is no arithmetic"
 _NO_MEND: Final = "combine comparisons with AND or OR, as in price > 5 AND region = 'eu'"
@@ -121,7 +121,8 @@ def _compiled(text: str) -> Truth | FilterExpressionError:
 
 
 def compiled(text: str) -> Truth:
-    """Return the plan of an expression. Raises FilterExpressionError with the position and the reason.
+    """Return the plan of an expression. Raises FilterExpressionError, with the position and the reason, if the
+    expression does not compile.
 
     Results and errors of the last 100 texts are cached.
     """
@@ -138,12 +139,12 @@ def compiled(text: str) -> Truth:
 
 
 def property_names(found: Truth) -> tuple[str, ...]:
-    """Return the properties in a plan, each once, in order of appearance."""
+    """Return the names of the properties in a plan, each once, in order of appearance."""
     return tuple(dict.fromkeys(node.name for node, _ in plan.walk(found) if isinstance(node, Name)))
 
 
 class _AtError(Exception):
-    """A RefusedError with its position in the text, from 1."""
+    """A RefusedError together with its position in the expression's text, counted from 1."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(position, reason)
@@ -175,7 +176,7 @@ def _bad_token(text: str, error: UnexpectedToken) -> FilterExpressionError:
 
 @v_args(inline=True)
 class _Planner(Transformer[Token, Operand]):
-    """Builds the plan, one grammar rule after another, from the innermost operands outwards."""
+    """Builds the plan from the parsed grammar rules, innermost operands first."""
 
     def start(self, whole: Operand) -> Truth:
         return _made(None, plan.truth, whole)
@@ -254,7 +255,8 @@ class _Planner(Transformer[Token, Operand]):
 
 
 def _made(operator: Token | None, make: Callable[..., Truth], *operands: object) -> Truth:
-    """Call `make` with the operands. A RefusedError gets the operator's position."""
+    """Call `make` with the operands. If it raises RefusedError, raise the error again with the operator's
+    position."""
     try:
         return make(*operands)
     except RefusedError as error:

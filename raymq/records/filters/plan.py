@@ -1,7 +1,7 @@
-"""The plan of a filter expression: a tree of operations that decide if a message matches.
+"""The plan of a filter expression: a tree of operations that decides whether a message matches.
 
-Truths (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. The functions below raise `RefusedError` for
-expressions that RocketMQ's parser refuses although its grammar allows them.
+Truth values (`Truth`) are TRUE, FALSE or NULL; operands (`Operand`) are values. The functions below raise
+`RefusedError` for expressions that RocketMQ's grammar allows but RocketMQ's parser rejects.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from raymq.records.filters.values import Number, Value, ValueKind, compare
 
 
 class RefusedError(Exception):
-    """A combination of operator and operands that RocketMQ does not compile. Its text has the reason and the
+    """A combination of operator and operands that RocketMQ does not compile. The error text has the reason and the
     correction."""
 
 
 class Order(Enum):
-    """An order operator."""
+    """A comparison operator for order: `>`, `>=`, `<` or `<=`."""
 
     GREATER = ">"
     GREATER_OR_EQUAL = ">="
@@ -27,7 +27,8 @@ class Order(Enum):
     LESS_OR_EQUAL = "<="
 
     def holds(self, comparison: int) -> bool:
-        """True if the operator holds for this result of `compare`."""
+        """True if the operator is satisfied by `comparison`, a result of `compare` (negative, zero or
+        positive)."""
         if self is Order.GREATER:
             return comparison > 0
         if self is Order.GREATER_OR_EQUAL:
@@ -36,7 +37,7 @@ class Order(Enum):
 
 
 class TextTest(Enum):
-    """An operator that searches a text in another text."""
+    """An operator that searches for a text in another text: CONTAINS, STARTSWITH or ENDSWITH."""
 
     CONTAINS = "CONTAINS"
     STARTSWITH = "STARTSWITH"
@@ -52,21 +53,21 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant. TRUE, FALSE and NULL are also truths."""
+    """A constant. The constants TRUE, FALSE and NULL are also truth values."""
 
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    """A number with the opposite sign; NULL if the operand is no number."""
+    """A number with the opposite sign; NULL if the operand is not a number."""
 
     operand: Operand
 
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """`left = right`. IS NULL is `left = NULL`."""
+    """The comparison `left = right`. IS NULL is represented as `left = NULL`."""
 
     left: Operand
     right: Operand
@@ -74,7 +75,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`left > right` and similar comparisons."""
+    """The comparison `left > right`, or one with another order operator."""
 
     order: Order
     left: Operand
@@ -83,7 +84,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """`name IN (texts)`."""
+    """The condition `name IN (texts)`."""
 
     name: Name
     texts: frozenset[str]
@@ -91,8 +92,8 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """`operand [NOT] CONTAINS 'text'` and similar searches. They are never NULL: for an operand that is no text, both
-    forms are FALSE."""
+    """The condition `operand [NOT] CONTAINS 'text'`, or a similar search. A search is never NULL: if the operand is not
+    a text, both the plain form and the NOT form are FALSE."""
 
     test: TextTest
     operand: Operand
@@ -102,28 +103,31 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class IsPresent:
-    """A name in place of a truth: NULL if the message does not have the property, else FALSE for any text."""
+    """A property name used as a condition: NULL if the message does not have the property, else FALSE, whatever the
+    property's text is."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite truth; NULL stays NULL."""
+    """Negation: the opposite truth value; NULL stays NULL."""
 
     operand: Truth
 
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """FALSE if an operand is FALSE, else NULL if one is NULL. Operands after the first FALSE are not evaluated."""
+    """Conjunction: FALSE if an operand is FALSE, else NULL if an operand is NULL. Operands after the first FALSE are
+    not evaluated."""
 
     operands: tuple[Truth, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """TRUE if an operand is TRUE, else NULL if one is NULL. Operands after the first TRUE are not evaluated."""
+    """Disjunction: TRUE if an operand is TRUE, else NULL if an operand is NULL. Operands after the first TRUE are not
+    evaluated."""
 
     operands: tuple[Truth, ...]
 
@@ -135,7 +139,8 @@ _ORDERED_NUMBERS = "only numbers have an order: write the number without quotes,
 
 
 def truth(operand: Operand) -> Truth:
-    """Return an operand of AND, OR or NOT, or the whole expression, as a truth."""
+    """Convert an operand of AND, OR or NOT, or the whole expression, into a condition. Raises RefusedError for a number
+    or text constant, and for a negated operand."""
     if isinstance(operand, Name):
         return IsPresent(operand)
     if isinstance(operand, Negative):
@@ -146,19 +151,19 @@ def truth(operand: Operand) -> Truth:
 
 
 def both(left: Operand, right: Operand) -> And:
-    """`left AND right`."""
+    """Build `left AND right`."""
     first = truth(left)
     return And((*(first.operands if isinstance(first, And) else (first,)), truth(right)))
 
 
 def either(left: Operand, right: Operand) -> Or:
-    """`left OR right`."""
+    """Build `left OR right`."""
     first = truth(left)
     return Or((*(first.operands if isinstance(first, Or) else (first,)), truth(right)))
 
 
 def equal(left: Operand, right: Operand) -> Equal:
-    """`left = right`."""
+    """Build `left = right`."""
     for side in (left, right):
         if isinstance(side, Literal) and side.value is None:
             raise RefusedError("nothing equals NULL: write IS NULL or IS NOT NULL")
@@ -169,12 +174,12 @@ def equal(left: Operand, right: Operand) -> Equal:
 
 
 def is_null(operand: Operand) -> Equal:
-    """`operand IS NULL`."""
+    """Build `operand IS NULL`."""
     return Equal(operand, Literal(None))
 
 
 def ordered(order: Order, left: Operand, right: Operand) -> Compare:
-    """`left > right` and similar comparisons."""
+    """Build `left > right`, or a comparison with another order operator."""
     for side in (left, right):
         if isinstance(side, Literal):
             if not isinstance(side.value, Number):
@@ -185,7 +190,7 @@ def ordered(order: Order, left: Operand, right: Operand) -> Compare:
 
 
 def between(operand: Operand, low: Operand, high: Operand) -> And:
-    """`operand BETWEEN low AND high`."""
+    """Build `operand BETWEEN low AND high`."""
     plan = And((ordered(Order.GREATER_OR_EQUAL, operand, low), ordered(Order.LESS_OR_EQUAL, operand, high)))
     if isinstance(low, Literal) and isinstance(high, Literal) and compare(low.value, high.value) > 0:
         raise RefusedError("the range is empty: write the lower number first")
@@ -193,12 +198,12 @@ def between(operand: Operand, low: Operand, high: Operand) -> And:
 
 
 def not_between(operand: Operand, low: Operand, high: Operand) -> Or:
-    """`operand NOT BETWEEN low AND high`."""
+    """Build `operand NOT BETWEEN low AND high`."""
     return Or((ordered(Order.LESS, operand, low), ordered(Order.GREATER, operand, high)))
 
 
 def one_of(operand: Operand, texts: frozenset[str]) -> In:
-    """`operand IN (texts)`."""
+    """Build `operand IN (texts)`."""
     if not isinstance(operand, Name):
         raise RefusedError("only a property can be IN a list: write region IN ('eu', 'us')")
     return In(operand, texts)
@@ -224,7 +229,8 @@ def children(node: Operand) -> tuple[Operand, ...]:
 
 
 def walk(plan: Operand) -> Iterator[tuple[Operand, int]]:
-    """Yield all nodes of a plan, each with its depth from 1. It uses no recursion, so any depth is allowed."""
+    """Yield all nodes of a plan, each with its depth, counted from 1. The function does not recurse, so a plan of any
+    depth is allowed."""
     left: list[tuple[Operand, int]] = [(plan, 1)]
     while left:
         node, depth = left.pop()

@@ -1,8 +1,8 @@
 """`raymq.sql`: a condition on the properties of messages, in RocketMQ's dialect of SQL92, and its evaluation for one
 message.
 
-The evaluation for one message is the reference for the evaluation of many (columns.py). Truths are True, False, and
-None for NULL. Only True matches.
+This evaluation is the reference for columns.py, which evaluates many messages at once. Truth values are True, False,
+and None for NULL. A message matches only if the condition is True.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Properties = Mapping[str, str]
 
 
 def matches(plan: Truth, properties: Properties) -> bool:
-    """True if the expression is TRUE for these properties. An expression that raises matches nothing."""
+    """True if the expression is TRUE for these properties. False if the evaluation raises."""
     try:
         return truth_of(plan, properties) is True
     except IncomparableError:
@@ -42,14 +42,15 @@ def matches(plan: Truth, properties: Properties) -> bool:
 
 
 def truth_of(plan: Truth, properties: Properties) -> bool | None:
-    """Return the truth of a plan. Raises IncomparableError if RocketMQ raises."""
+    """Return the truth value of a plan for these properties. Raises IncomparableError if RocketMQ's evaluation
+    raises."""
     value = value_of(plan, properties)
     assert value is None or isinstance(value, bool)
     return value
 
 
 def value_of(plan: Operand, properties: Properties) -> Value:
-    """Return the value of an operand, or the truth of a condition."""
+    """Return the value of an operand, or the truth value of a condition."""
     match plan:
         case Name(name):
             return properties.get(name)
@@ -80,8 +81,8 @@ def value_of(plan: Operand, properties: Properties) -> Value:
 
 
 def equal_values(left: Value, right: Value) -> bool | None:
-    """Evaluate `left = right`: NULL if only the left side is NULL, FALSE if only the right side is, TRUE if both
-    are."""
+    """Evaluate `left = right` with NULLs: the result is NULL if only the left side is NULL, FALSE if only the right
+    side is, and TRUE if both are."""
     if right is None:
         return left is None
     return None if left is None else compare(left, right) == 0
@@ -96,8 +97,8 @@ def _comparison(left: Value, right: Value) -> int | None:
 
 
 def _first(operands: tuple[Truth, ...], properties: Properties, *, decisive: bool) -> bool | None:
-    """Return `decisive` if an operand equals it, without evaluating later operands; else NULL if an operand is NULL;
-    else the opposite."""
+    """Return `decisive` if an operand has this truth value, without evaluating later operands; else NULL if an operand
+    is NULL; else the opposite of `decisive`."""
     result: bool | None = not decisive
     for operand in operands:
         truth = truth_of(operand, properties)
@@ -133,11 +134,12 @@ class SqlFilter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The properties in the condition, each once."""
+        """The names of the properties in the condition, each once."""
         return property_names(self.plan)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """True if a message with these properties passes. They include reserved properties such as TAGS and KEYS."""
+        """True if a message with these properties matches. `properties` includes reserved properties such as TAGS and
+        KEYS."""
         return matches(self.plan, properties)
 
     def __str__(self) -> str:

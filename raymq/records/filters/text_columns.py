@@ -1,7 +1,8 @@
-"""A column of property texts, with the comparisons of a filter expression for all rows at once.
+"""A column of one property's texts, with the comparisons of a filter expression for all rows at once.
 
-A row without the property is False in each result; `present` marks these rows. numpy reads usual texts. The reference
-reads unusual texts (numbers of many digits, with an exponent or with blanks) one by one.
+The result for a row without the property is False; `present` marks the rows with the property. numpy parses ordinary
+texts. Unusual texts (numbers of many digits, with an exponent or with blanks) are parsed one by one by the reference
+implementation.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from raymq.records.kernels.property_columns import ValueColumn
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Numbers = tuple[NDArray[Any], Mask]
-"""The number of each row, and a mask of rows whose text is a number: 64-bit integers, or doubles."""
+"""The number of each row (64-bit integers or doubles), and a mask of the rows whose text is a number."""
 
 _WHOLE_MAX: Final = 18
-"""The longest text, including a sign, that certainly fits into 64 bits."""
+"""Maximum length of an integer's text, including a sign, that always fits into 64 bits."""
 _DOUBLE_MAX: Final = 15
-"""With at most this number of characters, the digits and the power of ten are exact doubles, so their quotient is
-exact."""
+"""Maximum length of a decimal number's text for the fast conversion. Up to this length, the digits and the power of ten
+are exact doubles, so dividing them gives the correctly rounded number."""
 _POWERS: Final = 10.0 ** np.arange(_DOUBLE_MAX + 1)
 _SHIFTED_MAX: Final = 256
-"""The longest text, in bytes, that is searched by shifting; longer texts are searched one by one."""
+"""Maximum length, in bytes, of a text that is searched for all rows at once, one position after another. Longer texts
+are searched row by row."""
 _ZERO, _PLUS, _MINUS, _POINT = b"0+-."
 
 
 class TextColumn:
-    """The texts of one property in n messages."""
+    """The texts of one property in n messages, one row per message."""
 
     def __init__(self, values: ValueColumn) -> None:
         self._values = values
@@ -49,12 +51,13 @@ class TextColumn:
         return self._at(np.flatnonzero(self._sizes == len(data := text.encode())), 0, data)
 
     def is_one_of(self, texts: Iterable[str]) -> Mask:
-        """Return True for rows whose text is one of these."""
+        """Return True for rows whose text equals one of `texts`."""
         result = np.zeros(len(self._sizes), np.bool_)
         wanted = sorted({text.encode() for text in texts if text}, key=len)
         for size, group in groupby(wanted, len):
             rows = np.flatnonzero(self._sizes == size)
-            # Two byte strings of equal length are equal if they are equal without their final zeros.
+            # numpy ignores final zero bytes of byte strings. The strings compared here have equal lengths, so the
+            # comparison is still exact.
             found = windows(self._values.data, size)[self._values.starts[rows]].view(f"S{size}")
             result[rows] = np.isin(found, np.array(list(group), f"S{size}"))
         return result
@@ -62,7 +65,7 @@ class TextColumn:
     def is_true(self) -> Mask:
         """Return True for rows whose text is "true" in any case."""
         rows = np.flatnonzero(self._sizes == 4)
-        # lower case: only T and t become t, and likewise for the other letters
+        # Convert to lower case. Setting this bit turns only T and t into t, and likewise for the other letters.
         texts = self._values.table(rows, 4) | 0x20
         result = np.zeros(len(self._sizes), np.bool_)
         result[rows] = (texts == np.frombuffer(b"true", np.uint8)).all(axis=1)
@@ -97,13 +100,13 @@ class TextColumn:
         return result
 
     def numbers(self, kind: ValueKind) -> Numbers:
-        """Parse the texts as numbers of a type."""
+        """Parse the texts as numbers of type `kind`."""
         if kind not in self._numbers:
             self._numbers[kind] = self._doubles() if kind is ValueKind.DOUBLE else self._wholes(kind)
         return self._numbers[kind]
 
     def _at(self, rows: Ints, skip: Ints | int, data: bytes) -> Mask:
-        """Return True for `rows` whose text has `data` at byte `skip`. Each text is long enough."""
+        """Return True for each of `rows` whose text has `data` at byte `skip`. Each text must be long enough."""
         result = np.zeros(len(self._sizes), np.bool_)
         if len(rows) and data:
             result[rows] = windows(self._values.data, len(data))[self._values.starts[rows] + skip] == np.void(data)
@@ -125,13 +128,13 @@ class TextColumn:
         numbers[rows] = digits / _POWERS[decimals]
         readable[rows] = plain
         minus = rows[plain & (self._values.table(rows, 1)[:, 0] == _MINUS)]
-        numbers[minus] = -np.abs(numbers[minus])  # also for -0.0
+        numbers[minus] = -np.abs(numbers[minus])  # `-np.abs` also gives -0.0 for the text "-0"
         self._read_singly(np.flatnonzero(self.present & ~readable), ValueKind.DOUBLE, numbers, readable)
         return numbers, readable
 
     def _digits(self, rows: Ints, *, point: bool) -> tuple[Ints, Mask, Ints]:
-        """Parse decimal numbers in the texts of `rows`. Returns the numbers without their points, a mask of texts that
-        are such numbers, and the number of digits after each point."""
+        """Parse decimal numbers in the texts of `rows`. Returns the digits of each number as an integer (without the
+        point), a mask of texts that are decimal numbers, and the number of digits after each point."""
         sizes = self._sizes[rows]
         table = np.ascontiguousarray(self._values.table(rows, int(sizes.max(initial=1))).T)
         minus = table[0] == _MINUS
@@ -156,7 +159,8 @@ class TextColumn:
         return np.where(minus, -numbers, numbers), good & (count > 0), decimals
 
     def _read_singly(self, rows: Ints, kind: ValueKind, numbers: NDArray[Any], readable: Mask) -> None:
-        """Fill in the numbers of unusual texts, and parse each different text once."""
+        """Parse the unusual texts of `rows` one by one, and store the results in `numbers` and `readable`. Each
+        distinct text is parsed once."""
         known: dict[bytes, int | float | None] = {}
         for row in rows.tolist():
             data = self._values.value(row)

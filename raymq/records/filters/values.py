@@ -1,6 +1,6 @@
-"""Values of a filter expression, and their comparison, as with Java's types in RocketMQ.
+"""Values of a filter expression, and their comparison by the rules of the Java types in RocketMQ.
 
-A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types: `ValueKind`.
+A property is a string. A literal is a string, a boolean, NULL, or a number of one of three types (`ValueKind`).
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ INTEGER_MAX: Final = 2**31 - 1
 
 
 class ValueKind(IntEnum):
-    """The type of a number. Two numbers are compared as the larger of their types."""
+    """The type of a number. Two numbers are compared as the wider of their two types."""
 
     INTEGER = 0
-    """32 bits, signed."""
+    """A signed integer of 32 bits."""
     LONG = 1
-    """64 bits, signed."""
+    """A signed integer of 64 bits."""
     DOUBLE = 2
-    """A double."""
+    """A floating-point number of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number with its type."""
+    """A number in a filter expression, with its type."""
 
     value: int | float
     kind: ValueKind
 
 
 Value = bool | str | Number | None
-"""None is SQL's NULL: an absent property, or the literal."""
+"""A value of a filter expression. None is SQL's NULL: the property is absent, or the expression contains the literal
+NULL."""
 
 
 class IncomparableError(Exception):
@@ -50,7 +51,8 @@ _BLANKS: Final = "".join(map(chr, range(0x21)))
 
 
 def read_number(text: str, kind: ValueKind) -> int | float:
-    """Parse a text as a number of type `kind`. Raises IncomparableError if it is no number, or does not fit."""
+    """Parse a text as a number of type `kind`. Raises IncomparableError if the text is not a number, or is out of the
+    type's range."""
     if kind is ValueKind.DOUBLE:
         return read_double(text)
     if not _WHOLE.fullmatch(text):
@@ -80,16 +82,16 @@ def read_double(text: str) -> float:
 
 
 def is_true_text(text: str) -> bool:
-    """Return the boolean of a text: True for "true" in any case, False for every other text."""
+    """Convert a text to a boolean: True for "true" in any case, False for every other text."""
     return len(text) == 4 and text.lower() == "true"
 
 
 def compare(left: Value, right: Value) -> int:
-    """Return less than 0, 0 or more than 0 for the order of two values that are not NULL. Unequal values without an
-    order give -1.
+    """Compare two values that are not NULL: the result is negative, 0 or positive. Unequal values without an order give
+    -1.
 
-    Raises IncomparableError for values that raise in RocketMQ: a text that is not a number compared with a number, and
-    a boolean on the left of a text.
+    Raises IncomparableError for comparisons that raise in RocketMQ: a text that is not a number with a number, and a
+    boolean on the left with a text on the right.
     """
     if isinstance(left, str):
         return _compare_text(left, right)
@@ -107,7 +109,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_as_doubles(left: str, right: str) -> int:
-    """Compare two texts as doubles. Raises IncomparableError if one is no number."""
+    """Compare two texts as doubles. Raises IncomparableError if one of the texts is not a number."""
     return _order(read_double(left), read_double(right), ValueKind.DOUBLE)
 
 

@@ -1,7 +1,7 @@
-"""Checks a record at one position of a file or a buffer before it is trusted.
+"""Checks a record at one position of a file or a buffer before the record is trusted.
 
-`check_record` is the record parser of spec/storage.md §5: it raises for no content of the buffer.
-raymq.records.kernels.check checks batches from producers as a whole.
+`check_record` is the record parser of spec/storage.md §5; it never raises, whatever the buffer contains.
+raymq.records.kernels.check checks whole batches from producers.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from raymq.records.format.layout import (
 from raymq.records.format.walk import walk_records
 
 _CHECKED: Final = struct.Struct(">iii24xi44xi")
-"""total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""
+"""Struct of the checked header fields: total_size, magic, body_crc, sys_flag and, with IPv4 hosts, body_size."""
 
 
 class RecordCheck(NamedTuple):
-    """The record parser's result for a position. `size` and `ok` are (the record's size, True), (0, True) for a BLANK,
-    (-1, False) for no record, and (size, False) for a record whose length fields disagree with its size."""
+    """Result of parsing a record at a position: its `size` in bytes and whether it is `ok`.
+
+    The pair is (the record's size, True) for a record, (0, True) for a BLANK, (-1, False) if no record exists at the
+    position, and (size, False) for a record whose length fields disagree with its size.
+    """
 
     size: int
     ok: bool
 
     @property
     def is_blank(self) -> bool:
-        """True if the position has the BLANK that ends a file."""
+        """True if the BLANK that ends a file is at the position."""
         return self.ok and self.size == 0
 
 
@@ -59,9 +62,9 @@ def check_record(
 ) -> RecordCheck:
     """Parse the record at `position` of `buffer`, whose end is the end of the file (spec/storage.md §5).
 
-    `check_crc` compares the body's CRC, and the property CRC of a record that has one. `check_property_crc` compares
-    only the property CRC, and a record without one fails. Raises for no content of the buffer. A record whose fields
-    would lie outside the buffer is no record.
+    `check_crc` compares the body's CRC, and the property CRC if the record has one. `check_property_crc` compares only
+    the property CRC, and a record without a property CRC fails. Never raises, whatever the buffer contains. A record
+    whose fields would lie outside the buffer counts as no record.
     """
     limit = len(buffer)
     if not 0 <= position <= limit - MIN_RECORD_SIZE:
@@ -104,7 +107,8 @@ def check_record(
 
 
 def _check_tail(buffer: Buffer, position: int) -> RecordCheck:
-    """Check a position with too few bytes after it for a record: it has a BLANK, or nothing."""
+    """Check a position that is followed by fewer bytes than a record needs. Returns the result for a BLANK, or for no
+    record."""
     remaining = len(buffer) - position
     if position < 0 or remaining < BLANK_LENGTH:
         return _NO_RECORD
@@ -117,8 +121,8 @@ def _property_crc_holds(record: Buffer, properties_size: int) -> bool:
 
 
 def record_starts(buffer: Buffer) -> NDArray[np.int64]:
-    """Return the positions of the back-to-back records that fill `buffer`, from their sizes alone. Raises RecordError
-    if they do not end exactly at its end."""
+    """Return the positions of the back-to-back records that fill `buffer`, from the records' size fields alone. Raises
+    RecordError if the last record does not end exactly at the buffer's end."""
     starts, position = walk_records(buffer, any_magic=True)
     limit = len(buffer)
     if position <= limit - MIN_RECORD_SIZE:
@@ -132,10 +136,11 @@ def record_starts(buffer: Buffer) -> NDArray[np.int64]:
 
 
 def find_starts(buffer: Buffer) -> NDArray[np.int64]:
-    """Return the positions of the records that fill `buffer`, whatever its damage; the first record starts at 0.
+    """Return the positions of the records that fill `buffer`, even if records are damaged. The first position is 0.
 
-    Returns the result of `record_starts` if the sizes add up. Otherwise the search continues at the next record whose
-    fields fit, so that several adjacent damaged records count as one.
+    Returns the result of `record_starts` if the size fields add up to the buffer's length. Otherwise the search
+    continues after a damaged record at the next record whose fields fit. So several adjacent damaged records count as
+    one.
     """
     try:
         return record_starts(buffer)
@@ -149,14 +154,17 @@ def find_starts(buffer: Buffer) -> NDArray[np.int64]:
 
 
 def _end_of(data: bytes, position: int) -> int:
-    """Return the end of the record at `position` if its fields fit, else 0."""
+    """Return the end of the record at `position` if the record's length fields fit, else 0."""
     size, good = check_record(data, position, check_crc=False)
     return position + size if good and size > 0 else 0
 
 
 def _next_start(data: bytes, position: int) -> int:
-    """Return the start of the record after the damaged one at `position`: at the end of its size if a record fits
-    there, else the next position where a record fits; the end of the data without such a position."""
+    """Return the start of the record after the damaged record at `position`.
+
+    The start is the end of the damaged record according to its size field, if a record or the end of the data is at
+    that position. Otherwise the start is the next position with an intact record, or the end of the data.
+    """
     if position + MIN_RECORD_SIZE <= len(data):
         size: int = INT.unpack_from(data, position)[0]
         if size >= MIN_RECORD_SIZE and (position + size == len(data) or _end_of(data, position + size)):

@@ -1,18 +1,18 @@
 """Compressed message bodies (spec/storage.md §1, "SYSFLAG bits").
 
-A record's sys flag says whether its body is compressed (bit 0) and how (bits 8-10: LZ4, ZSTD, ZLIB, and 0 for ZLIB in
-old data). The formats are RocketMQ's: the LZ4 *frame* format, a Zstandard frame, a zlib stream.
-Each message is compressed alone, so that a reader needs only one record.
+A record's sys flag states whether the body is compressed (bit 0) and in which format (bits 8-10: LZ4, ZSTD, ZLIB, and 0
+for ZLIB in old data). The formats are RocketMQ's: the LZ4 *frame* format, a Zstandard frame, a zlib stream. Each
+message is compressed alone, so that a reader needs only one record.
 
-A body is one such frame or stream: further bytes after its end make a body unreadable. RocketMQ's Java consumers ignore
-bytes after a zlib stream, and join several LZ4 or Zstandard frames; no producer of RocketMQ sends either.
+A body is exactly one frame or stream: further bytes after its end make the body unreadable. RocketMQ's Java consumers
+ignore bytes after a zlib stream, and join several LZ4 or Zstandard frames; no RocketMQ producer sends such bodies.
 
-A store accepts bodies of up to its `max_message_size_bytes`, so a reader decompresses bodies of up to this size. It
-needs the limit because the sender of a body chooses its decompressed size. A reader may read from several stores, whose
-settings may change. So a process has one limit, which never decreases (`body_max_bytes`): the largest setting of the
-stores that the process has opened or called, and at least the setting's default. A process that reads what another
-process fetched gets the limit with the records (raymq/common/protocol/consume_result.py,
-raymq/client/predicates/frames.py).
+A store accepts bodies of up to its `max_message_size_bytes`, so a reader decompresses bodies of up to this size. A
+reader needs the limit because the sender of a body determines the decompressed size. A reader may read from several
+stores, and their settings may change. Therefore a process has one limit (`body_max_bytes`), which never decreases: the
+largest setting of all stores that the process has opened or called, and at least the setting's default. A process that
+decodes records which another process fetched receives the limit with the records
+(raymq/common/protocol/consume_result.py, raymq/client/predicates/frames.py).
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from raymq.records.format.layout import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSIO
 BytesT = TypeVar("BytesT", bound=bytes | memoryview)
 
 DECOMPRESSED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""The budget of decompressed bodies in one table or page, in bytes: 16 bodies of 4 MiB, or 8 times the stored bytes of
-a fetch from another node. A table is copied up to twice during its creation, so three times the budget bounds a
-reader's memory. The next table has the messages beyond the budget."""
+"""Maximum total size, in bytes, of the decompressed bodies in one table or page: 16 bodies of 4 MiB, or 8 times the
+stored bytes of a fetch from another node. A table is copied up to twice during its creation, so a reader uses at most
+three times this size. Messages over the limit go into the next table."""
 INNER_BATCH_MAX_BYTES: Final = 64 * 1024 * 1024
-"""The limit of the decompressed items of one inner batch, which holds up to 32,767 messages."""
+"""Maximum size, in bytes, of the decompressed items of one inner batch, which has up to 32,767 messages."""
 PIECE_BYTES: Final = 256 * 1024
-"""The most bytes that `check_compressed` and `decompress_prefix` decompress at a time; a Zstandard block fits."""
+"""Maximum number of bytes that `check_compressed` and `decompress_prefix` decompress in one step. A Zstandard block (up
+to 128 KiB) is always smaller."""
 
 _CHECKSUM_BYTES: Final = 4
-"""The size of the optional checksum at the end of a Zstandard frame."""
+"""Size in bytes of the optional checksum at the end of a Zstandard frame."""
 
 
 class _Bound:
-    """The limit of this process."""
+    """This process's maximum size of a decompressed body, in bytes, and the lock that guards updates."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -59,18 +60,20 @@ _bound = _Bound()
 
 
 def body_max_bytes() -> int:
-    """Return the most bytes of a decompressed body. A body with a larger size cannot be read."""
+    """Return this process's maximum size of a decompressed body, in bytes. A larger body is unreadable."""
     return _bound.most_bytes
 
 
 def admit_bodies_of(max_message_size_bytes: int) -> None:
-    """Raise this process's limit to a store's setting, if it is larger. Thread-safe."""
+    """Raise this process's maximum size of a decompressed body to a store's setting, if the setting is larger.
+    Thread-safe."""
     with _bound.lock:
         _bound.most_bytes = max(_bound.most_bytes, max_message_size_bytes)
 
 
 class CompressionType(IntEnum):
-    """The format of a compressed body. The value is the sys flag's type bits, unshifted; NONE sets no bit."""
+    """The format of a compressed body. The value is the compression bits of the sys flag, unshifted; NONE sets
+    no bit."""
 
     NONE = 0
     LZ4 = 0x100
@@ -84,13 +87,14 @@ _LEVELS: Final = {
     CompressionType.ZSTD: (1, 3, 22),
     CompressionType.ZLIB: (1, 5, 9),
 }
-"""Lowest, default and highest level of each type."""
+"""Lowest, default and highest compression level of each compression type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A producer's compression: bodies of at least `threshold_bytes` are compressed with `type` at `level` (None: the
-    type's default; ZLIB's is RocketMQ's 5). Raises InvalidArgumentError for a level that the type does not have."""
+    """A producer's compression settings: bodies of at least `threshold_bytes` are compressed with `type` at `level`.
+    `level` None is the type's default; ZLIB's default is RocketMQ's 5. Raises InvalidArgumentError if the type does not
+    have this level."""
 
     type: CompressionType = CompressionType.NONE
     threshold_bytes: int = 4096
@@ -106,8 +110,8 @@ class Compression:
         check_fields(self, ranges)
 
     def compress_body(self, body: BytesT) -> tuple[bytes | BytesT, int]:
-        """Return the bytes to store for `body`, and their sys-flag bits. A body that is too short, or does not become
-        smaller, is stored unchanged, without bits."""
+        """Return the bytes to store for `body`, and the sys-flag bits of their compression. A body that is below the
+        threshold, or that compression does not shrink, is returned unchanged with no bits set."""
         if self.type is CompressionType.NONE or len(body) < self.threshold_bytes:
             return body, 0
         compressed = compress(body, self.type, self.level)
@@ -117,7 +121,8 @@ class Compression:
 
 
 class _Contexts(threading.local):
-    """Zstandard's contexts of one thread: creating them is expensive, and two threads must not share one."""
+    """One thread's Zstandard contexts. Creating a context is expensive, and two threads must not share one
+    context."""
 
     def __init__(self) -> None:
         self.compressors: dict[int, zstandard.ZstdCompressor] = {}
@@ -128,13 +133,13 @@ _contexts: Final = _Contexts()
 
 
 def compress(data: bytes | memoryview, type: CompressionType, level: int | None = None) -> bytes:
-    """Compress `data` with `type`. `level` None: the type's default."""
+    """Compress `data` with `type`. If `level` is None, the type's default level is used."""
     if level is None:
         level = _LEVELS[type][1]
     if type is CompressionType.ZLIB:
         return zlib.compress(data, level)
     if type is CompressionType.LZ4:
-        # lz4-java in RocketMQ's consumers refuses frames whose blocks refer to each other.
+        # lz4-java, which RocketMQ's consumers use, rejects frames whose blocks depend on each other.
         return cast(bytes, lz4.frame.compress(data, compression_level=level, block_linked=False))
     if type is CompressionType.ZSTD:
         compressor = _contexts.compressors.get(level)
@@ -145,11 +150,12 @@ def compress(data: bytes | memoryview, type: CompressionType, level: int | None 
 
 
 def decompress(data: bytes | memoryview, sys_flag: int, *, max_bytes: int | None = None) -> bytes:
-    """Return the body with the stored bytes `data`, according to its record's `sys_flag`. `max_bytes` is by default
-    this process's limit (`body_max_bytes`).
+    """Return the body that is stored as `data`, decompressed if the record's `sys_flag` says so. `max_bytes` is by
+    default this process's limit (`body_max_bytes`).
 
-    Raises RecordError if the data is damaged or incomplete, continues after its end, is of an unknown type, or would
-    become larger than `max_bytes`. Memory use stays within that limit.
+    Raises RecordError if the data is damaged or incomplete, continues after the end of the frame, has an unknown
+    compression type, or would become larger than `max_bytes`. The decompressed data in memory never exceeds
+    `max_bytes`.
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return bytes(data)
@@ -183,22 +189,24 @@ def _check_end(size: int, complete: bool, rest: bytes | None, max_bytes: int) ->
 
 
 def _decompress_zstd(data: bytes, max_bytes: int) -> bytes:
-    """Decompress a Zstandard frame. A frame with its content's size gets exactly this memory. A frame without it, as
-    Java's streams write them, gets the whole limit; the system only backs the pages that are written."""
+    """Decompress a Zstandard frame. If the frame states its content's size, a buffer of exactly this size is allocated.
+    Java's streams write frames without this size: for them a buffer of `max_bytes` is allocated, and the system only
+    backs the pages that are written."""
     frame = zstandard.get_frame_parameters(data)
     size, is_known = frame.content_size, frame.content_size != zstandard.CONTENTSIZE_UNKNOWN
     _check_end(size if is_known else 0, True, None, max_bytes)
     most = size if is_known else max_bytes
     body = _contexts.decompressor.decompress(data, max_output_size=most, allow_extra_data=False)
-    if not is_known or not size:  # the library then ignores bytes after the frame
+    if not is_known or not size:  # for a frame without a size or with size 0, the library ignores bytes after the end
         _check_end(len(body), True, data[_frame_end(data, has_checksum=frame.has_checksum) :], max_bytes)
     return body
 
 
 def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> None:
-    """Check that `decompress` succeeds for a body within `max_bytes`. Raises RecordError otherwise.
+    """Check that `decompress` succeeds for this data with `max_bytes`. Raises RecordError otherwise.
 
-    The body is decompressed in pieces of PIECE_BYTES that are dropped at once, so memory does not grow with the body.
+    The body is decompressed in steps of PIECE_BYTES, and each result is dropped at once, so memory does not grow with
+    the body.
     """
     size = 0
     for piece in _pieces(data, sys_flag):
@@ -207,11 +215,11 @@ def check_compressed(data: bytes | memoryview, sys_flag: int, *, max_bytes: int)
 
 
 def decompress_prefix(data: bytes | memoryview, sys_flag: int, *, max_bytes: int) -> bytes:
-    """Return the first `max_bytes` bytes of a body, or a shorter body as a whole. Raises RecordError if these bytes are
-    damaged.
+    """Return the first `max_bytes` bytes of a body, or the whole body if it is shorter. Raises RecordError if these
+    bytes are damaged.
 
-    Bytes after the prefix are neither decompressed nor checked, so the body may be damaged or too large there. Holds at
-    most PIECE_BYTES more than `max_bytes`.
+    Bytes after the prefix are neither decompressed nor checked, so damage or excess size after the prefix is not
+    detected. At most `max_bytes` + PIECE_BYTES of the body are in memory.
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return bytes(data[:max_bytes])
@@ -225,7 +233,8 @@ def decompress_prefix(data: bytes | memoryview, sys_flag: int, *, max_bytes: int
 
 
 def _pieces(data: bytes | memoryview, sys_flag: int) -> Iterator[bytes]:
-    """Yield a compressed body in pieces of at most PIECE_BYTES. Raises RecordError at damaged data."""
+    """Yield the decompressed body in pieces of at most PIECE_BYTES. Raises RecordError if the data is damaged or has an
+    unknown compression type."""
     bits = sys_flag & SYS_FLAG_COMPRESSION_TYPE_MASK
     try:
         if bits in (0, CompressionType.ZLIB):
@@ -263,12 +272,13 @@ def _pieces_of_lz4(data: bytes | memoryview) -> Iterator[bytes]:
 
 
 def _pieces_of_zstd(data: bytes) -> Iterator[bytes]:
-    """Yield a Zstandard frame: as a whole if its size is small, else block by block, each of up to 128 KiB."""
+    """Yield the content of a Zstandard frame: as a whole if the frame states a size of at most PIECE_BYTES, else block
+    by block, each up to 128 KiB."""
     content_bytes = zstandard.get_frame_parameters(data).content_size
     if content_bytes != zstandard.CONTENTSIZE_UNKNOWN and content_bytes <= PIECE_BYTES:
         yield _decompress_zstd(data, PIECE_BYTES)
         return
-    # A separate decompressor: the thread's own may decompress another body between two pieces.
+    # Use a separate decompressor: this thread's shared decompressor may decompress another body between two pieces.
     frame = zstandard.ZstdDecompressor().decompressobj()
     position, end = 0, zstandard.frame_header_size(data)
     while not frame.eof and position < len(data):
@@ -283,7 +293,7 @@ def _frame_end(data: bytes, *, has_checksum: bool) -> int:
     while not is_last and position < len(data):
         is_last = data[position] & 1
         position = _block_end(data, position)
-    # `_block_end` includes the space of a checksum after the last block.
+    # `_block_end` always includes the bytes of a checksum after the last block.
     return position - (0 if has_checksum else _CHECKSUM_BYTES)
 
 

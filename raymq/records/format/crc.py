@@ -1,8 +1,8 @@
 """The two checksums of a record (spec/storage.md §1, "CRC").
 
 Both are zlib's CRC-32 with the top bit cleared, so that Java stores them in a positive int. The body's CRC is a header
-field. The property CRC, an option of the store, covers the whole record except its own 20 bytes at the end: `__CRC32#`
-0x01, ten decimal digits with the least significant first, 0x02.
+field. The property CRC, an option of the store, covers the whole record except the CRC's own 20 bytes at the end of the
+record: `__CRC32#` 0x01, ten decimal digits with the least significant first, 0x02.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 crc32: Final = isal_zlib.crc32
-"""zlib's CRC-32, 0 to 2**32 - 1, computed with special instructions of the processor: 2 to 6 times as fast as zlib."""
+"""zlib's CRC-32, 0 to 2**32 - 1. This implementation uses special instructions of the processor and is 2 to 6 times as
+fast as zlib."""
 
 PROPERTY_CRC_PREFIX: Final = b"__CRC32#\x01"
 PROPERTY_CRC_LENGTH: Final = 20
@@ -22,24 +23,25 @@ PROPERTY_CRC_PLACEHOLDER: Final = PROPERTY_CRC_PREFIX + b"0" * 10 + b"\x02"
 SEAL_WRONG: Final = "it does not match the CRC of the whole record"
 _MARK: Final = np.frombuffer(PROPERTY_CRC_PREFIX + b"\x02", np.uint8)
 _MARK_COLUMNS: Final = np.array([*range(len(PROPERTY_CRC_PREFIX)), PROPERTY_CRC_LENGTH - 1])
-"""Positions of the bytes of a property CRC that are equal in all records."""
+"""Positions of the constant bytes in the 20 bytes of a property CRC: the prefix and the final byte."""
 _MARK_LEAST: Final = len(_MARK) - 2
-"""A record with at least this number of matching bytes has a property CRC: the disk may have changed one or two
-bytes."""
+"""Minimum number of matching constant bytes for a record to count as one with a property CRC. Up to two bytes may
+differ, because a disk error may have changed them."""
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
 def body_crc(data: bytes | bytearray | memoryview) -> int:
-    """The masked CRC-32 of `data`, 0 to 2**31 - 1; 0 for no data."""
+    """Return the CRC-32 of `data` with the top bit cleared, 0 to 2**31 - 1; 0 for empty data."""
     return crc32(data) & 0x7FFFFFFF
 
 
 def body_crcs(
     data: bytes | bytearray | memoryview, at: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Compute `body_crc` of each range of `data` from byte `at[i]` up to `ends[i]`; shape (n,), as in headers.
+    """Compute `body_crc` of each range of `data` from byte `at[i]` up to `ends[i]`. The result has shape (n,) and the
+    integer type of the header field.
 
-    The ranges may overlap, in any order. A range beyond the end of `data` is cut there, like a slice.
+    The ranges may overlap, in any order. A range beyond the end of `data` is truncated, like a slice.
     """
     view = memoryview(data)
     found = np.array([crc32(view[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)], np.uint32)
@@ -52,28 +54,32 @@ def property_crc_digits(crc: int) -> bytes:
 
 
 def property_crc(record: bytes | bytearray | memoryview) -> bytes:
-    """Return the 20 bytes at the end of a `record` with a property CRC. The present last 20 bytes are ignored."""
+    """Return the 20 bytes of the property CRC at the end of `record`. The record must have space for them: its last 20
+    bytes are ignored."""
     digits = property_crc_digits(body_crc(memoryview(record)[:-PROPERTY_CRC_LENGTH]))
     return PROPERTY_CRC_PREFIX + digits + b"\x02"
 
 
 def is_sealed(data: bytes | bytearray | memoryview) -> bool:
-    """True if the last record in `data` has a property CRC. Either all records of a batch have one, or none."""
+    """True if the last record in `data` has a property CRC. In a batch, either all records have a property CRC or none
+    has."""
     tail = data[-PROPERTY_CRC_LENGTH:]
     return tail[: len(PROPERTY_CRC_PREFIX)] == PROPERTY_CRC_PREFIX
 
 
 def seal_holds(record: bytes | bytearray | memoryview) -> bool:
-    """True if `record`, of at least PROPERTY_CRC_LENGTH bytes, has a correct property CRC, or none."""
+    """True if `record` has a correct property CRC or no property CRC. The record must have at least PROPERTY_CRC_LENGTH
+    bytes."""
     seal = bytes(record[-PROPERTY_CRC_LENGTH:])
     if seal[:2] != PROPERTY_CRC_PREFIX[:2] and seal[2:4] != PROPERTY_CRC_PREFIX[2:4]:
-        return True  # true for most records, in one step
+        return True  # Fast path: most records without a property CRC already differ in these bytes.
     same = sum(seal[column] == byte for column, byte in zip(_MARK_COLUMNS.tolist(), _MARK.tolist(), strict=True))
     return same < _MARK_LEAST or seal == property_crc(record)
 
 
 def wrong_seals(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows, ascending, of the records from `starts` to `ends` of `data` for which `seal_holds` is false."""
+    """Return the indices, ascending, of the records with a wrong property CRC (`seal_holds` is false). Record i is the
+    bytes from `starts[i]` up to `ends[i]` of `data`."""
     if not len(starts):
         return starts
     seals = np.ndarray((len(data) - PROPERTY_CRC_LENGTH + 1, PROPERTY_CRC_LENGTH), np.uint8, data, 0, (1, 1))

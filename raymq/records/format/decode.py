@@ -1,12 +1,12 @@
 """Decodes commit-log records into messages (spec/storage.md §1).
 
-All readers treat damage in the same way: intact records are always delivered, and a damaged record is delivered as a
-message whose `body` raises BodyUnreadableError. The reader's offset continues after that message. `read_record` and,
-for many records, `raymq.records.kernels.messages` and `raymq.records.kernels.columns` do so. `decode_record` raises
-instead.
+All readers treat damage in the same way: they always deliver intact records, and deliver a damaged record as a message
+whose `body` raises BodyUnreadableError. The reader's offset continues after that message. `read_record` does so for one
+record, and `raymq.records.kernels.messages` and `raymq.records.kernels.columns` for many. `decode_record` raises an
+error for damage instead.
 
 Encoding is in `raymq.records.format.encode`, the layout in `raymq.records.format.layout`, recovery's parser in
-`raymq.records.format.check`. No function reads outside of its buffer, whatever a record's bytes are.
+`raymq.records.format.check`. No function reads outside of its buffer, whatever bytes a record has.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CRC_WRONG: Final = "its body's CRC is wrong"
 
 
 def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc: bool = True) -> MessageExt:
-    """Return the message of the record at `position` of `buffer`, whatever the record's bytes are.
+    """Return the message of the record at `position` of `buffer`, whatever bytes the record has.
 
     If the body is unreadable, the message's `body_error` has the reason and all other fields are as stored. If the
-    record is damaged or does not agree with its `place`, the message only has the fields of its place.
+    record is damaged or does not agree with its `place`, the message only has the fields of `place`.
     """
     try:
         header, sections = _whole_record(buffer, position)
@@ -69,8 +69,8 @@ def read_record(buffer: Buffer, position: int, place: RecordPlace, *, check_crc:
 
 
 def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tuple[int, ...]) -> None:
-    """Raise RecordError if the property CRC of the record at `position` is wrong, but its body's CRC is right. If both
-    are wrong, only the body counts as damaged."""
+    """Raise RecordError if the record's property CRC is wrong but the CRC of its body is right. If both CRCs are wrong,
+    only the body counts as damaged."""
     if not seal_holds(memoryview(data)[position : sections[-1]]):
         body = data[sections[0] : sections[1]]
         if not body or body_crc(body) == header[2]:
@@ -79,7 +79,7 @@ def _check_seal(data: bytes, position: int, header: HeaderFields, sections: tupl
 
 def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[int, ...]]:
     """Return the header and the sections (`find_sections`) of the record at `position`. Raises RecordError unless the
-    whole record fits."""
+    whole record lies in the buffer and its length fields add up."""
     if position < 0 or position + MIN_RECORD_SIZE > len(buffer):
         raise RecordError(
             f"no record fits at byte {position} of {len(buffer)}", "it lies outside the bytes that were read"
@@ -89,9 +89,9 @@ def _whole_record(buffer: Buffer, position: int) -> tuple[HeaderFields, tuple[in
 
 
 def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", check_crc: bool = True) -> MessageExt:
-    """Return the message of the record at `position` of `buffer`, with its body decompressed. Raises RecordError for
-    any damage."""
-    # Check the sections before anything is copied: a damaged size may include the rest of a mapped file.
+    """Return the message of the record at `position` of `buffer`, with its body decompressed. Raises RecordError if the
+    record is damaged."""
+    # Check the sections before copying the record: a damaged size may include the rest of a mapped file.
     header, sections = _whole_record(buffer, position)
     if not isinstance(buffer, bytes):
         buffer, sections = bytes(buffer[position : sections[-1]]), tuple([at - position for at in sections])
@@ -102,7 +102,8 @@ def decode_record(buffer: Buffer, position: int = 0, *, broker_name: str = "", c
 
 
 def decode_records(buffer: Buffer, *, broker_name: str = "", check_crc: bool = True) -> list[MessageExt]:
-    """Return the messages of the back-to-back records that fill `buffer`. Raises RecordError for any damage."""
+    """Return the messages of the back-to-back records that fill `buffer`. Raises RecordError if a record is
+    damaged."""
     data = bytes(buffer)
     messages = []
     position, limit = 0, len(data)
@@ -128,8 +129,8 @@ def _body(data: bytes, header: HeaderFields, sections: tuple[int, ...], check_cr
 def _message(
     data: bytes, header: HeaderFields, sections: tuple[int, ...], broker_name: str, body: bytes | BodyUnreadableError
 ) -> MessageExt:
-    """Return the message of a record with this header, these sections and this body."""
-    # One name per field: slices of the tuple cost more than unused names.
+    """Create a record's message from its header, sections and body."""
+    # Unpack into one name per field: unused names cost less than slices of the tuple.
     (
         _,
         _,
@@ -177,8 +178,8 @@ def _message(
 
 
 def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the user's properties and the reserved properties in `data`, as `decode_properties` of the layout reads
-    them."""
+    """Return two maps from the properties in `data`: the user's properties and the reserved properties. The rules are
+    the same as in `decode_properties` of raymq.records.format.layout."""
     user: dict[str, str] = {}
     system: dict[str, str] = {}
     for piece in decode_utf8(data).split("\x02"):
@@ -192,7 +193,7 @@ def split_properties(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
-    """Return the keys in the text of the property KEYS."""
+    """Split the text of the property KEYS into keys."""
     if keys is None:
         return ()
     return (keys,) if " " not in keys else tuple(filter(None, keys.split(" ")))
@@ -200,11 +201,11 @@ def split_keys(keys: str | None) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def topic_text(data: bytes) -> str:
-    """Decode a topic's bytes in a record. Cached, because a few topics repeat."""
+    """Decode a topic's bytes in a record. Results are cached, because few topics occur in many records."""
     return decode_utf8(data)
 
 
 @lru_cache(maxsize=1024)
 def store_host_of(store: bytes) -> tuple[str, str]:
-    """Return a store host in hexadecimal, as in offset message ids, and as text."""
+    """Return a store host in two forms: hexadecimal, as in offset message ids, and readable text."""
     return store.hex().upper(), decode_host(store)

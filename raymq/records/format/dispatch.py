@@ -1,6 +1,7 @@
-"""The fields of a record that dispatch uses: its consume-queue unit, its index keys, and the producer's sequence.
+"""The fields of a record that dispatch uses: its consume-queue unit, its index keys, and its producer's sequence
+number.
 
-The body is not read.
+Dispatch does not read the body.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from raymq.records.format.layout import Buffer, RecordError, decode_properties, 
 class DispatchView(NamedTuple):
     """The fields of one record that dispatch uses.
 
-    `tags_code` is the unit's field; for a delayed message it is the delivery time (spec/storage.md §2). `properties`
-    include reserved properties. The body is not read.
+    `tags_code` is the field of the consume-queue unit; for a delayed message it is the delivery time (spec/storage.md
+    §2). `properties` includes reserved properties. The body is not read.
     """
 
     size: int
@@ -43,7 +44,7 @@ class DispatchView(NamedTuple):
 
     @property
     def message_id(self) -> str | None:
-        """The producer's unique id; None if the record has none."""
+        """The message's unique id, which the producer created; None if the record has no unique id."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
@@ -55,8 +56,8 @@ class DispatchView(NamedTuple):
 
     @property
     def producer(self) -> ProducerSequence | None:
-        """The producer's sequence for deduplication; None if a property is missing or not a number, in a record of
-        another writer."""
+        """The producer's sequence for deduplication. None if one of its properties is missing or not a number, as in a
+        record that other software wrote."""
         properties = self.properties
         producer_id = properties.get(PROPERTY_PRODUCER_ID)
         if producer_id is None:
@@ -71,15 +72,16 @@ class DispatchView(NamedTuple):
 def dispatch_view(
     buffer: Buffer, position: int = 0, *, delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
 ) -> DispatchView:
-    """Return the DispatchView of the record at `position`. Raises RecordError if its fields do not fit; no CRC is
-    checked.
+    """Return the DispatchView of the record at `position`. Raises RecordError if the record's length fields do not fit;
+    no CRC is checked.
 
-    `delay_levels_ms`: the store's levels, for the unit of a delayed message.
+    `delay_levels_ms`: the store's delay levels, from which the `tags_code` of a delayed message is computed.
     """
     if position < 0:
         raise RecordError(f"no record at byte {position}")
     header = unpack_header(buffer, position)
-    # One name per field, which is faster than a RecordHeader: this runs for every record that a replica copies.
+    # Unpack into one name per field, which is faster than a RecordHeader: a replica does this for every record that it
+    # copies.
     (
         size,
         _,

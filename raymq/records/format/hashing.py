@@ -20,7 +20,7 @@ _POWERS_LENGTH: Final = 512
 
 
 def _powers(count: int) -> NDArray[np.uint32]:
-    """31**0 … 31**(count-1), modulo 2**32."""
+    """Return the powers 31**0 … 31**(count-1), modulo 2**32."""
     powers = np.full(count, 31, dtype=np.uint32)
     powers[:1] = 1
     return np.multiply.accumulate(powers, dtype=np.uint32)
@@ -30,7 +30,7 @@ _POWERS_DOWN: Final = [int(power) for power in _powers(_POWERS_LENGTH)[::-1]]
 
 
 def java_hash(text: str) -> int:
-    """Java's `text.hashCode()`: a signed 32-bit number, 0 for the empty text. Never fails."""
+    """Return Java's `text.hashCode()`: a signed 32-bit number, 0 for the empty text. Never raises."""
     if text.isascii():
         units: bytes | list[int] = text.encode()
     else:
@@ -49,24 +49,25 @@ _cached_java_hash = lru_cache(maxsize=4096)(java_hash)
 
 
 def tags_code(tags: str | None) -> int:
-    """The tag code of a consume-queue unit: the hash of the whole TAGS text, 0 when it is absent or empty."""
+    """Return the tag code of a consume-queue unit: the hash of the whole TAGS text, 0 if the text is absent or
+    empty."""
     return _cached_java_hash(tags) if tags else 0
 
 
 def index_key_hash(topic: str, key: str) -> int:
-    """Return the key hash of an index entry, 0 to 2**31 - 1: |hash of `topic#key`|, and 0 for -2**31, which has no
-    absolute value in 32 bits (spec/storage.md §3)."""
+    """Return the key hash of an index entry, 0 to 2**31 - 1: the absolute value of the hash of `topic#key`. The hash
+    -2**31 has no absolute value in 32 bits, so its key hash is 0 (spec/storage.md §3)."""
     value = abs(java_hash(f"{topic}#{key}"))
     return 0 if value == _SIGN else value
 
 
 def index_key_hashes(topic: str, keys: Sequence[str]) -> NDArray[np.int32]:
-    """Return `index_key_hash(topic, key)` of each key, in order, computed at once."""
+    """Return `index_key_hash(topic, key)` of each key, in order, with one vectorized computation."""
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     if not len(keys) or not lengths.all():
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     units = np.frombuffer("".join(keys).encode("utf-16-be", "surrogatepass"), dtype=">u2").astype(np.uint32)
-    if len(units) != lengths.sum():  # with surrogate pairs, lengths in characters are not lengths in units
+    if len(units) != lengths.sum():  # a text with surrogate pairs has more UTF-16 code units than characters
         return np.array([index_key_hash(topic, key) for key in keys], dtype=np.int32)
     powers = _powers(int(lengths.max()) + 1)
     ends = np.cumsum(lengths)

@@ -1,9 +1,9 @@
 """Inner batches: RocketMQ's records that hold many messages each (spec/storage.md §1 "Batches").
 
-Such a record has the sys flags 0x40 and 0x80. Its body, which may be compressed, is a sequence of items
-(spec/storage.md §1). Its properties INNER_NUM and INNER_BASE hold the number of items and the queue offset of the first
-one. raymq.records.format.inner_batch_encode writes inner batches. A reader of their queue gets a separate record for
-each message.
+An inner-batch record has the sys flags 0x40 and 0x80. Its body, which may be compressed, is a sequence of items
+(spec/storage.md §1). The properties INNER_NUM and INNER_BASE have the number of items and the queue offset of the first
+item. raymq.records.format.inner_batch_encode writes inner batches. A reader of a queue with inner batches receives a
+separate record for each message.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _OF_THE_BATCH: Final = (
 
 
 class InnerBatch(NamedTuple):
-    """The queue offsets of an inner batch: `messages` messages from `base_offset` on."""
+    """The queue offsets of an inner batch: `messages` consecutive offsets from `base_offset` on."""
 
     base_offset: int
     messages: int
 
 
 def inner_batch(view: DispatchView) -> InnerBatch:
-    """Return the queue offsets of an inner-batch record. Raises RecordError if its properties do not contain them."""
+    """Return the queue offsets of an inner-batch record. Raises RecordError if the record's properties do not contain
+    them."""
     try:
         found = InnerBatch(int(view.properties[PROPERTY_INNER_BASE]), int(view.properties[PROPERTY_INNER_NUM]))
     except (KeyError, ValueError):
@@ -58,10 +59,11 @@ def inner_batch(view: DispatchView) -> InnerBatch:
 
 
 def split_inner_batch(record: Buffer) -> list[bytes]:
-    """Split an inner-batch record into separate records of its messages, in order. Raises RecordError if it is damaged.
+    """Split an inner-batch record into one record per message, in order. Raises RecordError if the record is damaged or
+    is not an inner batch.
 
-    Each has its item's flag, body and properties, its own queue offset, and all other fields of the inner batch,
-    including the physical offset. The bodies of other records are not read.
+    Each new record has its item's flag, body and properties, its own queue offset, and all other fields of the inner
+    batch, including the physical offset.
     """
     data = bytes(record)
     if check_record(data) != (len(data), True):
@@ -73,7 +75,7 @@ def split_inner_batch(record: Buffer) -> list[bytes]:
     items = _items_of(data, header)
     if len(items) != count:
         raise RecordError(f"the inner batch at {view.physical_offset} holds {len(items)} messages, not {count}")
-    # The topic with its length, equal in the records of all messages.
+    # The topic's length and text, equal in the records of all messages.
     topic = data[body_end : properties_at - 2]
     header = header._replace(sys_flag=header.sys_flag & ~_OF_THE_BATCH)
     return [_record_of(item, header, base_offset + index, topic) for index, item in enumerate(items)]
@@ -97,8 +99,8 @@ def _items_of(record: bytes, header: RecordHeader) -> list[BatchItem]:
 
 
 def _record_of(item: BatchItem, batch: RecordHeader, queue_offset: int, topic: bytes) -> bytes:
-    """Return the record of one message. `batch`: the header of the inner batch. `topic`: the topic's length and
-    text."""
+    """Return the record of one message. `batch`: the header of the inner batch. `topic`: the topic's length and text,
+    as in a record."""
     properties = encode_properties(item.properties)
     header = batch._replace(
         total_size=header_size(batch.sys_flag) + len(item.body) + len(topic) + _SHORT.size + len(properties),
@@ -118,7 +120,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One message of a batch. `properties` include reserved properties."""
+    """One message of an inner batch. `properties` includes reserved properties."""
 
     body: bytes
     properties: Mapping[str, str]
@@ -126,7 +128,7 @@ class BatchItem:
 
 
 def encode_batch_item(item: BatchItem) -> bytes:
-    """Encode `item` as in a batch. Raises MessageIllegalError if its properties cannot be written."""
+    """Encode `item` as in a batch. Raises MessageIllegalError if the item's properties cannot be encoded."""
     properties = encode_properties(item.properties)
     size = _HEAD.size + len(item.body) + _SHORT.size + len(properties)
     head = _HEAD.pack(size, 0, 0, item.flag, len(item.body))
@@ -134,7 +136,8 @@ def encode_batch_item(item: BatchItem) -> bytes:
 
 
 def count_items(data: bytes) -> int:
-    """Return the number of items that fill `data`, by their sizes. Raises RecordError like `decode_batch_items`."""
+    """Return the number of items that fill `data`, from the items' sizes. Raises RecordError like
+    `decode_batch_items`."""
     count, position = 0, 0
     while position < len(data):
         position = _item_at(data, position)[-1]
@@ -143,8 +146,8 @@ def count_items(data: bytes) -> int:
 
 
 def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """Return the item at `position`: its flag, the beginnings of its body and properties, and its end. Raises
-    RecordError if it is cut or its length fields do not add up."""
+    """Parse the item at `position`. Returns the item's flag, the start of its body, the start of its properties, and
+    its end. Raises RecordError if the item is truncated or its length fields do not add up."""
     try:
         total, _, _, flag, body_size = _HEAD.unpack_from(data, position)
         body_at = position + _HEAD.size
@@ -159,7 +162,8 @@ def _item_at(data: bytes, position: int) -> tuple[int, int, int, int]:
 
 
 def decode_batch_items(data: bytes) -> list[BatchItem]:
-    """Return the items that fill `data`. Raises RecordError if it is cut or an item's length fields do not add up."""
+    """Return the items that fill `data`. Raises RecordError if `data` is truncated or an item's length fields do not
+    add up."""
     items = []
     position = 0
     while position < len(data):

@@ -1,7 +1,8 @@
-"""The layout of a commit-log record: the offset of each field, its header's reader, and the small encodings inside it
-(spec/storage.md §1).
+"""The layout of a commit-log record: the offset of each field, functions that read the header, and the encodings of
+hosts and properties (spec/storage.md §1).
 
-A record, big-endian; the offsets hold for IPv4 hosts, an IPv6 host is 12 bytes longer and moves what follows:
+A record is big-endian. The offsets below hold for IPv4 hosts; an IPv6 host is 12 bytes longer and shifts all later
+fields:
 
     | total_size 4 | magic 4 | body_crc 4 | queue_id 4 | flag 4 | queue_offset 8 | physical_offset 8 | sys_flag 4 |
     0              4         8            12           16       20               28                  36
@@ -10,7 +11,8 @@ A record, big-endian; the offsets hold for IPv4 hosts, an IPv6 host is 12 bytes 
     | prepared_transaction_offset 8 | body_size 4 | body | topic_size 1 (V1) or 2 (V2) | topic | props_size 2 | props |
     76                              84            88
 
-A file's tail that no record fits in starts with a BLANK: its length (4) and a magic of its own (4).
+If the next record does not fit into the rest of a file, the rest starts with a BLANK: its length (4) and the BLANK's
+own magic (4).
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from raymq.common.message import MAX_PROPERTIES_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
-# The magic of a record with a topic length of one byte (V1) or two (V2), and of a BLANK.
+# Magic numbers: a record whose topic length has one byte (V1) or two (V2), and a BLANK.
 MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 BLANK_MAGIC: Final = -875286124
 BLANK_LENGTH: Final = 8
 
-# The positions of the fields, in bytes from the start of a record with IPv4 hosts.
+# Positions of the fields, in bytes from the start of a record with IPv4 hosts.
 TOTAL_SIZE_OFFSET: Final = 0
 MAGIC_OFFSET: Final = 4
 BODY_CRC_OFFSET: Final = 8
@@ -54,10 +56,10 @@ RECONSUME_TIMES_OFFSET: Final = 72
 BODY_SIZE_OFFSET: Final = 84
 BODY_OFFSET: Final = 88
 IPV6_EXTRA: Final = 12
-"""The bytes by which an IPv6 host moves later fields."""
+"""Number of bytes by which an IPv6 host shifts later fields."""
 IPV6_HOST_BYTES: Final = 20
 MIN_RECORD_SIZE: Final = 91
-"""An IPv4 record with an empty body, an empty topic and no properties."""
+"""Minimum size of a record in bytes: IPv4 hosts, an empty body, an empty topic and no properties."""
 
 # The bits of sys_flag.
 SYS_FLAG_COMPRESSED: Final = 0x1
@@ -74,10 +76,11 @@ SYS_FLAG_COMPRESSION_TYPE_MASK: Final = 0x700
 
 V1_TOPIC_SIZE_MAX: Final = 127
 TOPIC_SIZE_MAX: Final = (0, V1_TOPIC_SIZE_MAX, 32767)
-"""The longest topic in bytes, indexed by the width of its length field; the field is signed in Java."""
+"""Maximum length of a topic in bytes, indexed by the width of the record's topic-length field. The field is signed in
+Java."""
 
 UNIT_DTYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-"""A consume-queue unit, 20 bytes (spec/storage.md §2)."""
+"""numpy type of a consume-queue unit, 20 bytes (spec/storage.md §2)."""
 BATCH_UNIT_DTYPE: Final = np.dtype(
     [
         ("physical_offset", ">i8"),
@@ -90,7 +93,8 @@ BATCH_UNIT_DTYPE: Final = np.dtype(
         ("reserved", ">i4"),
     ]
 )
-"""A batch consume-queue unit, 46 bytes: a record that holds `count` messages from queue offset `base_offset` on."""
+"""numpy type of a batch consume-queue unit, 46 bytes. The unit's record holds `count` messages from queue offset
+`base_offset` on."""
 HEAD_FIELDS: Final = (
     ("total_size", ">i4"),
     ("magic", ">i4"),
@@ -101,13 +105,14 @@ HEAD_FIELDS: Final = (
     ("physical_offset", ">i8"),
     ("sys_flag", ">i4"),
 )
-"""The fields with the same offset in every record, with their numpy types, for reading many records at a time."""
+"""The header fields that have the same offset in every record, with their numpy types, for reading many records at a
+time."""
 
 HEADERS: Final = tuple(
     struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for born, store in ((8, 8), (20, 8), (8, 20), (20, 20))
 )
-"""The struct of the fields up to body_size, by the sys flag's two host bits: 1 for an IPv6 born host, 2 for a store
-host."""
+"""Structs of the header fields up to body_size. The index is the sum of the sys flag's host bits: 1 for an IPv6 born
+host, 2 for an IPv6 store host."""
 _IPV4_HEADER: Final = HEADERS[0]
 _HOSTS_SHIFT: Final = 4
 _BLANK: Final = struct.Struct(">ii")
@@ -118,8 +123,8 @@ SHORT: Final = struct.Struct(">h")
 
 
 class RecordError(RaymqError):
-    """Bytes are not a complete, intact record. Readers mostly convert it into BodyUnreadableError. It is a RaymqError,
-    so that a command never ends in a traceback.
+    """Bytes that are not a complete, intact record. Most readers convert this error into BodyUnreadableError. The class
+    derives from RaymqError, so that a command reports the error without a traceback.
 
     `reason`: the damage, without a position; readers add the queue and offset.
     """
@@ -133,9 +138,9 @@ HeaderFields = tuple[int, int, int, int, int, int, int, int, int, bytes, int, by
 
 
 class RecordHeader(NamedTuple):
-    """A record's fields up to its body, in their order on disk; spec/storage.md §1 explains each.
+    """A record's header fields, in their order on disk; spec/storage.md §1 explains each.
 
-    Times are in milliseconds. Hosts are in the form of `encode_host`. `body_size` is in bytes, as stored.
+    Times are in milliseconds. Hosts have the form of `encode_host`'s result. `body_size` is in bytes, as stored.
     """
 
     total_size: int
@@ -155,37 +160,40 @@ class RecordHeader(NamedTuple):
     body_size: int
 
     def encode(self) -> bytes:
-        """Return the header's bytes as in a record. The sys flag determines the size of the hosts."""
+        """Return the header's bytes as in a record. The sys flag determines the length of the hosts."""
         return header_struct(self.sys_flag).pack(*self)
 
 
 def header_struct(sys_flag: int) -> struct.Struct:
-    """Return the struct of a RecordHeader's fields for records with these hosts, for encoders of many records."""
+    """Return the struct of a RecordHeader's fields, for the host families in `sys_flag`. Encoders use the struct for
+    many records."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT]
 
 
 def header_size(sys_flag: int) -> int:
-    """Return the number of bytes before the body of a record with these hosts. The flag's low byte is enough."""
+    """Return the number of bytes before the body of a record, for the host families in `sys_flag`. The low byte of the
+    sys flag is enough."""
     return HEADERS[(sys_flag & SYS_FLAG_HOSTS_MASK) >> _HOSTS_SHIFT].size
 
 
 def header_size_at(buffer: Buffer, position: int = 0) -> int:
-    """Return the `header_size` of the record at `position` of `buffer`. Raises IndexError if `buffer` ends before its
-    sys flag."""
+    """Return the `header_size` of the record at `position` of `buffer`. Raises IndexError if `buffer` ends before the
+    record's sys flag."""
     return header_size(buffer[position + SYS_FLAG_OFFSET + 3])
 
 
 def read_header(buffer: Buffer, position: int = 0) -> RecordHeader:
-    """Return the header of the record at `position` of `buffer`, unchecked. Raises RecordError if it is cut."""
+    """Return the header of the record at `position` of `buffer`, without checks. Raises RecordError if `buffer` ends
+    inside the header."""
     return RecordHeader._make(unpack_header(buffer, position))
 
 
 def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
-    """Return the header like `read_header`, as a plain tuple, which is faster for readers of every record of a
-    fetch."""
+    """Return the header as a plain tuple, otherwise like `read_header`. A plain tuple is faster for readers that read
+    every record of a fetch."""
     try:
         fields = _IPV4_HEADER.unpack_from(buffer, position)
-        if fields[7] & SYS_FLAG_HOSTS_MASK:  # sys_flag
+        if fields[7] & SYS_FLAG_HOSTS_MASK:  # field 7 is sys_flag
             return header_struct(fields[7]).unpack_from(buffer, position)
         return fields
     except struct.error:
@@ -193,17 +201,17 @@ def unpack_header(buffer: Buffer, position: int) -> HeaderFields:
 
 
 def store_timestamp_at(buffer: Buffer, position: int) -> int:
-    """Return the store timestamp of the record at `position`, in ms since 1970. Raises RecordError if its header is
-    cut."""
+    """Return the store timestamp of the record at `position`, in ms since 1970. Raises RecordError if `buffer` ends
+    inside the header."""
     return unpack_header(buffer, position)[10]
 
 
 def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[int, int, int, int, int]:
-    """Return positions in `buffer` for the record at `position`: the start and end of its body, the start of the
+    """Return positions in `buffer` for the record at `position`: the start and end of the body, the start of the
     topic's text, the start of the properties, and the end of the record. The topic's text ends two bytes before the
     properties.
 
-    Raises RecordError unless everything fits exactly.
+    Raises RecordError unless all length fields fit exactly.
     """
     size, magic, sys_flag, body_size = header[0], header[1], header[7], header[14]
     body_at = position + (header_size(sys_flag) if sys_flag & SYS_FLAG_HOSTS_MASK else BODY_OFFSET)
@@ -230,7 +238,8 @@ def find_sections(buffer: Buffer, position: int, header: HeaderFields) -> tuple[
 
 
 def encode_blank(remaining: int) -> bytes:
-    """Return the 8 bytes that end a commit-log file with `remaining` bytes left, including these 8."""
+    """Return the 8 bytes of a BLANK, which ends a commit-log file. `remaining`: the number of bytes left in the file,
+    including these 8."""
     return _BLANK.pack(remaining, BLANK_MAGIC)
 
 
@@ -238,7 +247,7 @@ def encode_blank(remaining: int) -> bytes:
 def encode_host(ip: str, port: int) -> bytes:
     """Encode a host as in a record: 4 or 16 bytes of the address, then 4 bytes of the port.
 
-    Raises InvalidArgumentError unless `ip` is an IP address and `port` fits.
+    Raises InvalidArgumentError unless `ip` is an IP address and `port` is in range.
     """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0]).packed
@@ -249,7 +258,7 @@ def encode_host(ip: str, port: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(host: bytes) -> str:
-    """Return the text of a host in a record: `192.168.1.2:10911` or `[::1]:10911`."""
+    """Return the text of an encoded host: `192.168.1.2:10911` or `[::1]:10911`."""
     (port,) = _PORT.unpack_from(host, len(host) - 4)
     if len(host) == 8:
         return f"{socket.inet_ntop(socket.AF_INET, host[:4])}:{port}"
@@ -257,10 +266,11 @@ def decode_host(host: bytes) -> str:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Encode `properties` as on disk: name 0x01 value 0x02, in the map's order, UTF-8, without escapes.
+    """Encode `properties` as on disk: name 0x01 value 0x02 for each property, in the map's order, UTF-8, without
+    escapes.
 
-    Raises MessageIllegalError if a name or a value is empty or contains a separator, because it could not be read back,
-    or if the result exceeds 32767 bytes.
+    Raises MessageIllegalError if a name or a value is empty or contains a separator, because no reader could decode the
+    property, or if the result exceeds 32767 bytes.
     """
     pieces = []
     for name, value in properties.items():
@@ -277,9 +287,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """Decode the properties in `data` as RocketMQ does: parts without a name or a value are dropped, the last 0x02 may
-    be missing, only the first 0x01 of a part separates, the last of equal names wins. Invalid UTF-8 becomes replacement
-    characters, as many as in Java."""
+    """Decode the properties in `data` as RocketMQ does.
+
+    A property without a name or a value is dropped. The last 0x02 may be missing. Only the first 0x01 of a property
+    separates name and value. If a name is repeated, the last property with this name counts. Invalid UTF-8 becomes
+    replacement characters, as many as in Java.
+    """
     properties = {}
     for piece in decode_utf8(data).split("\x02"):
         name, _, value = piece.partition("\x01")
@@ -289,15 +302,16 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def record_ends(sizes: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the end position of each record, for back-to-back records of these sizes (in bytes) from 0 on."""
+    """Return the end position of each record, if records of these sizes (in bytes) lie back to back from
+    position 0 on."""
     ends = sizes.astype(np.int64)
     return ends.cumsum() if len(ends) > 1 else ends
 
 
 def windows(data: bytes | bytearray | memoryview | NDArray[np.uint8], width: int) -> NDArray[np.void]:
-    """Return all `width`-byte windows of `data`, element i starting at byte i, without a copy. Indexing the result with
-    an array of positions reads or writes one field of many records at a time; a position too near the end raises
-    IndexError."""
+    """Return all `width`-byte windows of `data` without a copy; element i starts at byte i. Indexing the result with an
+    array of positions reads or writes one field of many records at a time. A position less than `width` bytes before
+    the end raises IndexError."""
     return np.ndarray((max(len(data) - width + 1, 0),), void_dtype(width), data, 0, (1,))
 
 

@@ -1,6 +1,6 @@
-"""Records of one queue in memory, cut and joined without decoding.
+"""Records of one queue in memory, which are sliced and joined without decoding.
 
-Consumers keep fetched records in this form. So the number of held bytes bounds memory, and records can be sent back, or
+Consumers keep fetched records in this form. So a limit on bytes bounds the memory, and records can be sent back, or
 converted into a table, without an object per message.
 """
 
@@ -18,15 +18,16 @@ from raymq.records.format.crc import PROPERTY_CRC_LENGTH, is_sealed, property_cr
 from raymq.records.format.layout import MIN_RECORD_SIZE, QUEUE_OFFSET_OFFSET, RecordError, header_size_at, windows
 
 _RECONSUME_TIMES_FROM_END_OF_HEADER: Final = 16
-"""The last 16 bytes of a header: the reconsume times (4 bytes), the prepared transaction's offset (8) and the body's
-size (4)."""
+"""Distance in bytes of the reconsume times from the end of the header. The last 16 bytes of a header are the reconsume
+times (4 bytes), the prepared transaction's offset (8) and the body's size (4)."""
 
 
 class LocatedRecords(NamedTuple):
     """Records of one queue, in ascending order of their queue offsets."""
 
     data: memoryview | bytes
-    """The bytes with the records; in a mapped file, records of other queues may lie between them."""
+    """The buffer that contains the records. If `data` is a mapped file, records of other queues may lie between
+    them."""
     starts: NDArray[np.int64]
     """The position of each record in `data`, shape (n,)."""
     sizes: NDArray[np.int64]
@@ -34,43 +35,44 @@ class LocatedRecords(NamedTuple):
     offsets: NDArray[np.int64]
     """The queue offset of each record, shape (n,)."""
     position: int = -1
-    """The physical offset of the first byte of `data`; -1 for records outside of a log's file."""
+    """Physical offset of the first byte of `data`; -1 if `data` is not part of a commit-log file."""
 
     @property
     def physical_offsets(self) -> NDArray[np.int64] | None:
-        """The physical offset of each record, shape (n,); None for records outside of a log's file."""
+        """The physical offset of each record, shape (n,); None if `data` is not part of a commit-log file."""
         return None if self.position < 0 else self.starts + self.position
 
     def part(self, first: int, last: int) -> LocatedRecords:
-        """Records `first` to `last - 1`."""
+        """Return records `first` to `last - 1`."""
         rows = slice(first, last)
         return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
     def pick(self, rows: NDArray[np.int64]) -> LocatedRecords:
-        """The records at these ascending indices."""
+        """Return the records at these ascending indices."""
         return LocatedRecords(self.data, self.starts[rows], self.sizes[rows], self.offsets[rows], self.position)
 
     def joined(self) -> bytes:
-        """The records' bytes, back to back."""
+        """Return the records' bytes, back to back."""
         view = memoryview(self.data)
         spans = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return b"".join([view[start : start + size] for start, size in spans])
 
     @classmethod
     def read(cls, data: bytes) -> LocatedRecords:
-        """Return the records that fill `data`. Raises RecordError if their sizes do not add up; nothing else is
-        checked."""
+        """Return the records that fill `data`. Raises RecordError if the records' sizes do not add up to the length of
+        `data`; nothing else is checked."""
         starts = record_starts(data)
         offsets = windows(data, 8)[starts + QUEUE_OFFSET_OFFSET].view(">i8").astype(np.int64)
         return cls(data, starts, np.diff(starts, append=len(data)), offsets)
 
     @classmethod
     def of_fetch(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """Return the `count` records that a fetch found from queue offset `first_offset` up to `next_offset`, whatever
-        their bytes are.
+        """Return the `count` records that a fetch returned for the queue offsets from `first_offset` up to
+        `next_offset`, whatever bytes the records have.
 
-        A record with a damaged size ends where the next intact record begins. A damaged record gets the offset that is
-        missing between its neighbours; if a fetch left messages out, it gets the offset after the previous record's.
+        A record with a damaged size ends where the next intact record begins. If the fetch returned every message of
+        the offset range, a damaged record gets the offset that is missing between its neighbours. If the fetch skipped
+        messages, a damaged record gets the offset after the previous record's offset.
         """
         try:
             found = cls.read(data)
@@ -81,12 +83,12 @@ class LocatedRecords(NamedTuple):
             ):
                 return found
         except RecordError:
-            pass  # checked one by one
+            pass  # damaged data: `_of_damaged` checks each record separately
         return cls._of_damaged(data, count, first_offset, next_offset)
 
     @classmethod
     def _of_damaged(cls, data: bytes, count: int, first_offset: int, next_offset: int) -> LocatedRecords:
-        """Return the records of `of_fetch` if some of them are damaged."""
+        """Return the result of `of_fetch` if some records are damaged."""
         all_wanted, starts = count == next_offset - first_offset, find_starts(data)
         sizes = np.diff(starts, append=len(data))
         if all_wanted and len(starts) == count:
@@ -95,7 +97,7 @@ class LocatedRecords(NamedTuple):
         damaged: list[tuple[int, int]] = []
 
         def fill(end_offset: int, position: int) -> None:
-            """Give the damaged records before `position` the offsets up to `end_offset`."""
+            """Assign the offsets before `end_offset` to the damaged records before `position`."""
             start = rows[-1][2] + 1 if rows else first_offset
             places = [*damaged, *[(position, 0)] * (end_offset - start if all_wanted else 0)]
             rows.extend((*place, offset) for place, offset in zip(places, range(start, end_offset), strict=False))
@@ -120,19 +122,19 @@ class MemoryRecords:
     data: bytes
     """The records' bytes. Record i is `data[starts[i]:starts[i + 1]]`."""
     starts: Sequence[int]
-    """The position of each record in `data`, and finally the length of `data`."""
+    """The position of each record in `data`, followed by the length of `data`."""
     offsets: Sequence[int]
     """The queue offset of each record."""
 
     @classmethod
     def read(cls, data: bytes) -> MemoryRecords:
-        """Return the records that fill `data`. Raises RecordError if their sizes do not add up; nothing else is
-        checked."""
+        """Return the records that fill `data`. Raises RecordError if the records' sizes do not add up to the length of
+        `data`; nothing else is checked."""
         return cls.of(LocatedRecords.read(data))
 
     @classmethod
     def of(cls, located: LocatedRecords) -> MemoryRecords:
-        """Return records that lie back to back and fill their bytes."""
+        """Return `located` as MemoryRecords. Its records must lie back to back and fill its bytes."""
         data = bytes(located.data)
         return cls(data, [*located.starts.tolist(), len(data)], located.offsets.tolist())
 
@@ -141,19 +143,19 @@ class MemoryRecords:
 
     @property
     def size_bytes(self) -> int:
-        """The length of all records."""
+        """The total length of all records in bytes."""
         return len(self.data)
 
     def size_of(self, indices: Iterable[int]) -> int:
-        """Return the total length of the records at these indices."""
+        """Return the total length in bytes of the records at these indices."""
         return sum(self.starts[index + 1] - self.starts[index] for index in indices)
 
     def in_memory(self) -> MemoryRecords:
-        """Return these records, which are in memory already."""
+        """Return this object, because its records are already in memory."""
         return self
 
     def part(self, first: int, last: int) -> MemoryRecords:
-        """Return records `first` to `last - 1`; this object itself if these are all its records."""
+        """Return records `first` to `last - 1`. Returns this object itself if the range covers all records."""
         if first == 0 and last == len(self):
             return self
         base = self.starts[first]
@@ -161,21 +163,22 @@ class MemoryRecords:
         return MemoryRecords(self.data[base : self.starts[last]], starts, self.offsets[first:last])
 
     def pick(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return the records at these indices, at least one, in ascending order; this object itself if these are all
-        its records."""
+        """Return the records at these indices, at least one, in ascending order. Returns this object itself if the
+        indices cover all records."""
         wanted = sorted(indices)
         if len(wanted) == len(self):
             return self
         return join_records([self.part(index, index + 1) for index in wanted])
 
     def reconsume_times(self, index: int) -> int:
-        """Return how often consumers have sent record `index` back, from its header."""
+        """Return the reconsume times of record `index` from its header: how often consumers have sent the
+        message back."""
         position = self._reconsume_times_at(index)
         return 0 if position is None else int.from_bytes(self.data[position : position + 4])
 
     def failed_once_more(self, indices: Iterable[int]) -> MemoryRecords:
-        """Return the records with the reconsume times of the records at `indices` increased by one. A correct property
-        CRC is corrected."""
+        """Return a copy of the records in which the reconsume times of the records at `indices` are higher by one. If
+        such a record has a correct property CRC, the CRC is recomputed."""
         data = bytearray(self.data)
         for index in indices:
             position = self._reconsume_times_at(index)
@@ -188,7 +191,8 @@ class MemoryRecords:
         return MemoryRecords(bytes(data), self.starts, self.offsets)
 
     def _reconsume_times_at(self, index: int) -> int | None:
-        """Return the position of the field; None for a damaged record, which is too short."""
+        """Return the position of the reconsume-times field of record `index`. Returns None if the record is damaged and
+        too short for the field."""
         start = self.starts[index]
         if self.starts[index + 1] - start < MIN_RECORD_SIZE:
             return None
@@ -201,7 +205,8 @@ def queue_offset_at(data: bytes, start: int) -> int:
 
 
 def join_records(parts: Sequence[MemoryRecords]) -> MemoryRecords:
-    """Join the records of all parts, in order. There is at least one part; a single part is returned itself."""
+    """Join the records of all `parts`, in order. There must be at least one part; a single part is returned unchanged,
+    without a copy."""
     if len(parts) == 1:
         return parts[0]
     starts, offsets = [0], list[int]()

@@ -1,7 +1,7 @@
-"""The places of records according to their queue: queue offsets, positions in the log, sizes.
+"""The expected places of records according to their consume queue: queue offset, position in the log, and size.
 
-A reader compares a record with its place. So a damaged record has a name ("offset 7 of orders@broker-a:0"), and a queue
-unit that points to another record is detected.
+A reader compares each record with its place. So an error can name a damaged record ("offset 7 of orders@broker-a:0"),
+and the reader detects a queue unit that points to another record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.records.format.memory_records import LocatedRecords
 
 
 class RecordPlace(NamedTuple):
-    """The place of one record. Unknown offsets and sizes (in bytes) are -1."""
+    """The expected place of one record. Unknown offsets and sizes (in bytes) are -1."""
 
     queue: MessageQueue
     queue_offset: int = -1
@@ -27,7 +27,8 @@ class RecordPlace(NamedTuple):
     size: int = -1
 
     def check(self, header: HeaderFields, topic: Buffer) -> None:
-        """Raise RecordError unless a record's header, and the bytes of its topic, agree with the place."""
+        """Raise RecordError unless the record's header and topic agree with this place. `topic`: the topic's bytes in
+        the record."""
         for known, found, what in (
             (self.size, header[0], "size"),
             (self.queue.queue_id, header[3], "queue id"),
@@ -42,7 +43,7 @@ class RecordPlace(NamedTuple):
             raise RecordError(reason)
 
     def error(self, reason: str, *, record_damaged: bool = True) -> BodyUnreadableError:
-        """Return the error for the message at this place."""
+        """Return the error that the body of the message at this place raises."""
         return BodyUnreadableError(str(self.queue), self.queue_offset, self.physical_offset, reason, record_damaged)
 
     def damaged(self, reason: str) -> MessageExt:
@@ -51,7 +52,8 @@ class RecordPlace(NamedTuple):
 
 
 class RecordPlaces(NamedTuple):
-    """The places of n records of one queue. Arrays have shape (n,); None for an unknown array."""
+    """The expected places of n records of one queue. An array has shape (n,), or is None if its values are
+    unknown."""
 
     queue: MessageQueue
     offsets: NDArray[np.int64] | None = None
@@ -60,16 +62,16 @@ class RecordPlaces(NamedTuple):
 
     @classmethod
     def of(cls, queue: MessageQueue, records: LocatedRecords) -> RecordPlaces:
-        """The places of records of `queue`."""
+        """Return the places of these records of `queue`."""
         return cls(queue, records.offsets, records.physical_offsets, records.sizes)
 
     @classmethod
     def unknown(cls, broker_name: str) -> RecordPlaces:
-        """Return places of records with only a known broker group."""
+        """Return places that contain only the broker group, for records whose queue is unknown."""
         return cls(MessageQueue("", broker_name, -1))
 
     def place(self, row: int) -> RecordPlace:
-        """The place of one record."""
+        """Return the place of the record at index `row`."""
         return RecordPlace(
             self.queue,
             -1 if self.offsets is None else int(self.offsets[row]),
@@ -78,7 +80,7 @@ class RecordPlaces(NamedTuple):
         )
 
     def pick(self, rows: NDArray[np.int64] | slice) -> RecordPlaces:
-        """The places of the records at these rows."""
+        """Return the places of the records at these indices."""
         return RecordPlaces(
             self.queue,
             None if self.offsets is None else self.offsets[rows],

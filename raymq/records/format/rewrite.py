@@ -1,15 +1,15 @@
 """Rewrites a record for another queue.
 
-The scheduler rewrites a delayed message when it is due, the broker a message that a consumer sent back
-(actors.core.broker.send_back), and a reader of a light queue each of its records.
+The scheduler rewrites a delayed message when it is due. The broker rewrites a message that a consumer sent back
+(actors.core.broker.send_back). A reader of a light queue rewrites each of the queue's records.
 
-Body, flags, born host and time are kept. The scheduler also keeps the number of consumptions and the text of the
-properties, including DELAY, REAL_TOPIC and REAL_QID, as RocketMQ does (spec/storage.md §12). Only raymq's own three
+The new record keeps body, flags, born host and born time. The scheduler also keeps the reconsume times and the text of
+the properties, including DELAY, REAL_TOPIC and REAL_QID, as RocketMQ does (spec/storage.md §12). Only raymq's own three
 properties are replaced: they identify the producer of the new record.
 
-A new record always has the CRC of its body, so that recovery and replicas treat it as complete. If the old record's
-body does not match its CRC, the new record has the flag of a compression that does not exist: readers get an error for
-it.
+A new record always has a correct CRC of its body, so that recovery and replicas treat the record as complete. If the
+old record's body does not match its CRC, the new record's flags name a compression type that does not exist, so that
+readers get an error for this body.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ EXCHANGED_NAMES: Final = tuple(
         PROPERTY_SEQUENCE,
     )
 )
-"""The beginnings of properties that a new record does not inherit: it has its own producer (`producer_text`), and the
-store gives it its own offsets in other queues."""
+"""The beginnings (name and separator) of properties that a new record does not inherit. The new record has its own
+producer (`producer_text`), and the store assigns its offsets in light queues."""
 
 
 _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QUEUE_ID}\x01".encode())
@@ -66,7 +66,8 @@ _REAL_NAMES: Final = (f"{PROPERTY_REAL_TOPIC}\x01".encode(), f"{PROPERTY_REAL_QU
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """The parts of a record. `properties`: as on disk, without their CRC. `sealed`: the record had a property CRC."""
+    """The decoded fields of a record. `properties`: as on disk, without the property CRC. `sealed`: the record had a
+    property CRC."""
 
     header: RecordHeader
     body: bytes
@@ -82,8 +83,8 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
-    """A record of a topic of delayed messages, and its target queue. `deliver_at_ms`: None unless the message waits for
-    a delivery time."""
+    """A record of a topic of delayed messages, with its target queue. `deliver_at_ms`: the delivery time; None if the
+    message does not wait for a delivery time."""
 
     parts: RecordParts
     real_topic: str
@@ -93,7 +94,7 @@ class WaitingRecord:
 
 
 def split_record(record: bytes | memoryview) -> RecordParts:
-    """Split one whole record into its parts. Raises RecordError if its fields do not add up; its CRCs are not
+    """Split one whole record into its fields. Raises RecordError if the length fields do not add up; the CRCs are not
     checked."""
     data = bytes(record)
     header = read_header(data)
@@ -112,8 +113,8 @@ def split_record(record: bytes | memoryview) -> RecordParts:
 
 
 def read_waiting(record: bytes | memoryview) -> WaitingRecord:
-    """Split one whole record of a delayed message. Raises RecordError if it is damaged, or does not name its real
-    queue."""
+    """Split one whole record of a delayed message. Raises RecordError if the record is damaged, or does not name its
+    target queue."""
     parts = split_record(record)
     table = decode_properties(parts.properties)
     deliver_at = table.get(PROPERTY_TIMER_DELIVER_MS)
@@ -134,9 +135,10 @@ def read_waiting(record: bytes | memoryview) -> WaitingRecord:
 def move_record(
     record: WaitingRecord, topic: str, queue_id: int, *, producer: ProducerSequence, store_host_ipv6: bool
 ) -> bytearray:
-    """Return the bytes of a new record of `topic`:`queue_id`, for `stamp_one`.
+    """Return the bytes of a new record of `topic`:`queue_id`, ready for `stamp_one`.
 
-    Raises MessageIllegalError for a message that breaks a rule, and IllegalNameError if `topic` is no legal name.
+    Raises MessageIllegalError if the message's properties are too long, and IllegalNameError if `topic` is not a legal
+    name.
     """
     return bytearray(
         build_record(
@@ -163,12 +165,13 @@ def build_record(
     transaction_bits: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> bytes:
-    """Return the bytes of a new record of `topic`:`queue_id`. The properties in `exchanged` replace its own properties
-    of the same names; an empty value removes the property. The new record does not inherit its part in a transaction.
+    """Return the bytes of a new record of `topic`:`queue_id`. The properties in `exchanged` replace the record's own
+    properties of the same names; an empty value removes the property. The new record does not inherit the old record's
+    transaction fields.
 
-    Without `producer` no store recognises repeats of the record. The fields that only the store knows are zero. A body
-    that does not match its CRC is marked as unreadable (see the module). Raises MessageIllegalError if the properties
-    exceed 32767 bytes, and IllegalNameError if `topic` is no legal name.
+    Without `producer` no store detects duplicates of the record. The fields that the store fills in are zero. A body
+    that does not match its CRC is marked as unreadable (see the module's docstring). Raises MessageIllegalError if the
+    properties exceed 32767 bytes, and IllegalNameError if `topic` is not a legal name.
     """
     magic, topic_text = topic_part(topic)
     names = (*EXCHANGED_NAMES, *(f"{name}\x01".encode() for name in exchanged))
@@ -202,12 +205,12 @@ def build_record(
 
 
 def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> bytes:
-    """Return a stored record as a reader of light queue `topic` gets it, with the queue and the offset from which it
-    was read.
+    """Return a stored record as a reader of light queue `topic` receives it: with the light queue's topic and the queue
+    offset from which the record was read.
 
-    All other fields are unchanged, so the record names its position in the log. REAL_TOPIC and REAL_QID name its
-    original queue. A property CRC would be wrong, and is removed. Raises RecordError if the record is damaged, or does
-    not itself name this offset of the light queue.
+    All other fields are unchanged, so the record still has its position in the log. REAL_TOPIC and REAL_QID name the
+    record's original queue. A property CRC is removed, because it would be wrong. Raises RecordError if the record is
+    damaged, or its properties do not name this offset of the light queue.
     """
     parts = split_record(record)
     table = decode_properties(parts.properties)
@@ -230,7 +233,7 @@ def light_record(record: bytes | memoryview, topic: str, queue_offset: int) -> b
 
 
 def producer_text(producer: ProducerSequence) -> bytes:
-    """Return the properties with the producer of a new record, as on disk."""
+    """Return the properties that identify a new record's producer, as bytes on disk."""
     return (
         f"{PROPERTY_PRODUCER_ID}\x01{producer.producer_id}\x02{PROPERTY_PRODUCER_EPOCH}\x01{producer.epoch}\x02"
         f"{PROPERTY_SEQUENCE}\x01{producer.first_sequence}\x02"

@@ -1,9 +1,9 @@
 """Finds the starts of back-to-back records from the sizes in their headers.
 
-A record's start is only known after the previous record's size was read, so a walk goes from header to header, in
-Python. But most sizes are equal, or repeat: messages of one producer, with alternating tags. The walk predicts such a
-run from the sizes of its first records, and compares all predicted headers at once. Each header confirms the next
-start, so a prediction whose headers all match is as reliable as the single steps.
+A record's start is only known after the previous record's size was read, so a scan steps from header to header, in
+Python. But most sizes are equal, or repeat: messages of one producer, with alternating tags. The scan predicts a run of
+repeating sizes from the sizes of its first records, and compares all predicted headers at once. Each header confirms
+the next start, so a prediction whose headers all match is as reliable as single steps.
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ from raymq.records.format.layout import BLANK_LENGTH, BLANK_MAGIC, MAGIC_V1, MAG
 _INTS: Final = struct.Struct(">ii")
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _HEAD_BYTES: Final = 8
-"""The size of the beginning of a header: its record's size and magic, 4 bytes each."""
+"""Number of bytes that are read from the beginning of a header: the record's size and magic, 4 bytes each."""
 _SAMPLE: Final = 32
-"""The number of single steps before sizes are compared; a multiple of it after a failed prediction."""
+"""Number of single steps before the scan looks for repeating sizes. After a failed prediction the number is
+doubled."""
 _SAMPLE_MAX: Final = 4096
 _PERIOD_MAX: Final = 8
-"""The longest period of repeating sizes that is detected."""
+"""Maximum length, in records, of a repeating sequence of sizes that is detected."""
 _GUESS_MIN: Final = 128
 _GUESS_MAX: Final = 16384
 
 
 class Walked(NamedTuple):
-    """The records that a walk found."""
+    """The records that a scan found, and the end position of the scan."""
 
     starts: NDArray[np.int64]
     """The position of each record, ascending; shape (n,)."""
     end: int
-    """The end of the last record; the walk's first position if there is no record."""
+    """The end of the last record; the scan's first position if no record was found."""
 
 
 def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, any_magic: bool = False) -> Walked:
-    """Return the records that lie back to back in `data` from `position` on and start before `limit` (None: the end).
+    """Find the records that lie back to back in `data` from `position` on and start before `limit` (None: the end of
+    `data`).
 
-    The walk ends earlier at a position without a record: too few bytes, a size below a record's minimum or beyond the
-    end of `data`, another magic. It reads only sizes and magics, and with `any_magic` only sizes.
+    The scan ends earlier at a position without a record: too few bytes, a size that is below the minimum or reaches
+    beyond the end of `data`, or an unknown magic. The scan reads only sizes and magics; with `any_magic` it ignores the
+    magics.
     """
     limit = len(data) if limit is None else min(limit, len(data))
     pieces: list[NDArray[np.int64]] = []
@@ -59,7 +62,7 @@ def walk_records(data: Buffer, position: int = 0, limit: int | None = None, *, a
             for piece in _guess(data, hops[-period:], position, limit):
                 pieces.append(piece.starts)
                 position, guessed = piece.end, guessed + len(piece.starts)
-        # After failed predictions, the walk tries them less and less often.
+        # After failed predictions, the scan takes more single steps before each new prediction.
         sample = _SAMPLE if guessed >= _GUESS_MIN else min(sample * 2, _SAMPLE_MAX)
     return Walked(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], position)
 
@@ -70,7 +73,8 @@ def is_blank(data: Buffer, position: int) -> bool:
 
 
 def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """Return the starts of up to `count` records from `position` on, and the end of the last one, in single steps."""
+    """Find up to `count` records from `position` on, in single steps. Returns their starts, and the end of the last
+    record."""
     starts: list[int] = []
     end, unpack_from = len(data), _INTS.unpack_from
     while position < limit and position <= end - MIN_RECORD_SIZE and len(starts) < count:
@@ -83,8 +87,8 @@ def _hop(data: Buffer, position: int, limit: int, count: int, *, any_magic: bool
 
 
 def _period(hops: list[int], end: int) -> int:
-    """Return the number of records after which the last sizes repeat; 0 if they do not. The last record ends at
-    `end`."""
+    """Return the number of records after which the last sizes repeat; 0 if the sizes do not repeat. `hops`: starts of
+    consecutive records; the last one ends at `end`."""
     last = [*hops[-_SAMPLE:], end]
     sizes = [other - one for one, other in pairwise(last)]
     for period in range(1, _PERIOD_MAX + 1):
@@ -94,13 +98,14 @@ def _period(hops: list[int], end: int) -> int:
 
 
 def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Walked]:
-    """Return the records from `position` on whose sizes repeat those at `model`; the last record of `model` ends there.
+    """Find records from `position` on that repeat the sizes and magics of the records at `model`. The last record of
+    `model` ends at `position`.
 
-    Returns them in pieces. Each record has the size and magic of its model.
+    Returns the records in several pieces.
     """
     heads = windows(data, _HEAD_BYTES)
     model_heads = heads[np.array(model)].view(np.int64)
-    # The starts of a period's records, relative to its first record, and the period's length in bytes.
+    # `steps`: starts of the records of one period, relative to its first record. `stride`: length of a period in bytes.
     steps, stride = np.array(model) - model[0], position - model[0]
     pieces: list[Walked] = []
     count = _GUESS_MIN
@@ -108,8 +113,8 @@ def _guess(data: Buffer, model: list[int], position: int, limit: int) -> list[Wa
         periods = min(count, (limit - position) // stride * len(model)) // len(model) + 1
         firsts = np.arange(periods + 1, dtype=np.int64) * stride + position
         starts = (firsts[:, None] + steps).ravel()
-        # Only records that start before the limit and end within the data. The end of each record is the start of the
-        # next.
+        # Accept only records that start before the limit and end within the data. The end of each record is the start
+        # of the next record.
         expected = periods * len(model)
         ends = starts[1 : expected + 1]
         fitting = min(int(np.searchsorted(starts[:expected], limit)), int(np.searchsorted(ends, len(data), "right")))

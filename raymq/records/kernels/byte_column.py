@@ -1,7 +1,7 @@
-"""Byte strings of many rows as one buffer and offsets, and Arrow arrays over the same memory.
+"""Byte strings of many rows, stored as one buffer and offsets, and Arrow arrays over the same memory.
 
-Arrow's own conversions from Python values (`pa.array`, `pa.scalar`) import pandas if it is installed, which takes
-longer than a program's first second. The functions of this module do not.
+Arrow's own conversions from Python values (`pa.array`, `pa.scalar`) import pandas if it is installed, and this import
+alone can take more than a second. The functions of this module do not import pandas.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _NO_BYTES: Final = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteColumn:
-    """n byte strings: string i is `data[offsets[i]:offsets[i + 1]]`, and they lie back to back."""
+    """A column of n byte strings, back to back: string i is `data[offsets[i]:offsets[i + 1]]`."""
 
     data: Bytes
     offsets: Ints
-    """Positions in `data`, ascending, shape (n + 1,)."""
+    """The start of each string in `data`, followed by the end of the last string; ascending, shape (n + 1,)."""
     values: Sequence[bytes] | None = None
-    """The strings as objects, if the column was created from objects."""
+    """The strings as Python objects, if the column was created from objects; otherwise None."""
 
     @classmethod
     def of(cls, values: pa.Array | Sequence[bytes] | ByteColumn) -> ByteColumn:
         """Create a column from an Arrow column of bytes or text, or from a list, without nulls.
 
-        Uses Arrow's buffers without a copy, except views, which are copied into one buffer. Raises InvalidArgumentError
-        for another type, and for a column with nulls.
+        Arrow's buffers are used without a copy, except buffers of view types, which are copied into one buffer. Raises
+        InvalidArgumentError if `values` has another type or contains nulls.
         """
         if isinstance(values, ByteColumn):
             return values
@@ -65,13 +65,14 @@ class ByteColumn:
 
     @classmethod
     def of_buffers(cls, values: Sequence[bytes | memoryview]) -> ByteColumn:
-        """Create a column from a copy of a list of strings."""
+        """Create a column from a list of strings, which are copied into one buffer."""
         data = np.frombuffer(b"".join(values), np.uint8)
         return cls(data, _bounds(np.fromiter(map(len, values), np.int64, len(values))))
 
     @classmethod
     def of_nullable(cls, values: pa.Array) -> tuple[ByteColumn, NDArray[np.bool_]]:
-        """Return the strings of an Arrow column, empty for null, and a mask, shape (n,), that is False for null."""
+        """Return the strings of an Arrow column (a null becomes an empty string), and a mask, shape (n,), that is False
+        for nulls."""
         present = np.ones(len(values), np.bool_)
         if values.null_count:
             present = mask_of(values.is_valid())
@@ -81,13 +82,14 @@ class ByteColumn:
 
     @classmethod
     def repeated(cls, text: bytes, where: NDArray[np.bool_]) -> ByteColumn:
-        """Return a column with `text` in the rows that `where` marks, and empty strings in the others."""
+        """Return a column with `text` in the rows where the mask `where` is True, and empty strings in the
+        other rows."""
         sizes = where * np.int64(len(text))
         return cls(np.frombuffer(text * int(np.count_nonzero(where)), np.uint8), _bounds(sizes))
 
     @classmethod
     def joined(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
-        """Concatenate the strings of several columns row by row. Raises InvalidArgumentError for a total of 2 GiB or
+        """Concatenate the strings of several columns row by row. Raises InvalidArgumentError if the result has 2 GiB or
         more."""
         if len(columns) == 1:
             return columns[0]
@@ -101,12 +103,14 @@ class ByteColumn:
 
     @classmethod
     def chained(cls, columns: Sequence[ByteColumn]) -> ByteColumn:
-        """Return the rows of several columns, one column after another."""
+        """Concatenate columns vertically: return the rows of the first column, then the rows of the next column, and so
+        on."""
         if len(columns) == 1:
             return columns[0]
         sizes = np.concatenate([column.sizes for column in columns])
         bounds = _bounds(sizes)
-        buffer = pa.allocate_buffer(int(bounds[-1]))  # Arrow reuses its memory: pages are not faulted in again
+        # Arrow's allocator reuses memory, so that the pages are not faulted in again
+        buffer = pa.allocate_buffer(int(bounds[-1]))
         data, at = np.frombuffer(buffer, np.uint8), 0
         for column in columns:
             part = column.data[column.offsets[0] : column.offsets[-1]]
@@ -116,7 +120,7 @@ class ByteColumn:
 
     @classmethod
     def of_matrix(cls, matrix: Bytes) -> ByteColumn:
-        """Return the rows of a contiguous matrix of bytes, without a copy."""
+        """Create a column from a contiguous matrix of bytes, one string per row, without a copy."""
         rows, width = matrix.shape
         return cls(
             matrix.reshape(-1), np.arange(0, (rows + 1) * width, width, dtype=np.int64) if width else _zeros(rows)
@@ -131,7 +135,7 @@ class ByteColumn:
         return self.offsets[1:] - self.offsets[:-1]
 
     def slice(self, first: int, end: int) -> ByteColumn:
-        """Return the strings from row `first` up to `end`, over the same bytes."""
+        """Return the strings from row `first` up to `end`, without a copy."""
         return ByteColumn(self.data, self.offsets[first : end + 1], self.values[first:end] if self.values else None)
 
     def take(self, rows: Ints) -> ByteColumn:
@@ -139,7 +143,7 @@ class ByteColumn:
         return ByteColumn.of(self.array().take(int_array(rows)))
 
     def tolist(self) -> Sequence[bytes]:
-        """Return the strings as objects."""
+        """Return the strings as Python objects."""
         if self.values is not None:
             return self.values
         bounds = self.offsets.tolist()
@@ -147,15 +151,16 @@ class ByteColumn:
         return [data[start - bounds[0] : end - bounds[0]] for start, end in pairwise(bounds)]
 
     def views(self) -> Sequence[bytes | memoryview]:
-        """Return the strings as existing objects, or else as views of the memory."""
+        """Return the strings without a copy: the existing Python objects if the column has them, otherwise views of its
+        memory."""
         if self.values is not None:
             return self.values
         data = self.data.data
         return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def array(self) -> pa.Array:
-        """Return the column as an Arrow binary array over the same bytes. Raises InvalidArgumentError for 2 GiB or
-        more."""
+        """Return the column as an Arrow binary array over the same bytes. Raises InvalidArgumentError if the column has
+        2 GiB or more."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if last - first > _INT32_MAX:
             raise InvalidArgumentError(f"{last - first} bytes are too many for one batch: send fewer rows at a time")
@@ -165,12 +170,12 @@ class ByteColumn:
 
 
 def sizes_of(values: pa.Array) -> Ints:
-    """Return the length in bytes of each string of an Arrow column, 0 for null, without reading the strings; shape
-    (n,)."""
+    """Return the length in bytes of each string of an Arrow column, shape (n,), without reading the strings. The length
+    of a null is 0."""
     if not _is_view(values.type):
         return ByteColumn.of_nullable(values)[0].sizes
     views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)[values.offset :][: len(values)]
-    sizes = views[:, 0].astype(np.int64)  # a view begins with its length
+    sizes = views[:, 0].astype(np.int64)  # the first 4 bytes of an Arrow view are the string's length
     return sizes * mask_of(values.is_valid()) if values.null_count else sizes
 
 
@@ -179,19 +184,19 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _without_views(values: pa.Array) -> pa.Array:
-    """Return the column itself, or a copy if it has views."""
+    """Return the column itself, or a copy as large_binary if it has an Arrow view type."""
     return values.cast(pa.large_binary()) if _is_view(values.type) else values
 
 
 def int_array(numbers: NDArray[np.signedinteger[Any]], absent: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return whole numbers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is true."""
+    """Return integers of 32 or 64 bits as an Arrow array over the same memory, null where `absent` is True."""
     numbers = np.ascontiguousarray(numbers)
     kind = pa.int64() if numbers.dtype.itemsize == 8 else pa.int32()
     return pa.Array.from_buffers(kind, len(numbers), [_validity(absent), pa.py_buffer(numbers)])
 
 
 def text_array(texts: Sequence[str | None]) -> pa.Array:
-    """Return texts as an Arrow string array, with null for None."""
+    """Convert texts into an Arrow string array; None becomes null."""
     column = ByteColumn.of([b"" if text is None else text.encode() for text in texts])
     absent = np.fromiter((text is None for text in texts), np.bool_, len(texts))
     _, offsets, data = column.array().buffers()
@@ -200,13 +205,13 @@ def text_array(texts: Sequence[str | None]) -> pa.Array:
 
 @lru_cache(maxsize=256)
 def text_scalar(text: str) -> pa.Scalar:
-    """Return a text as an Arrow scalar."""
+    """Convert a text into an Arrow scalar."""
     return text_array([text])[0]
 
 
 def numbers_of(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """Return the values of an Arrow column of whole numbers of type `kind`, without nulls, shape (n,), without a
-    copy."""
+    """Return the values of an Arrow column of integers of type `kind` as an array of shape (n,), without a copy. The
+    column must not contain nulls."""
     return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
 
 
@@ -217,7 +222,7 @@ def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 
 def mask_of(column: pa.BooleanArray) -> NDArray[np.bool_]:
-    """Return a column of booleans without nulls as a mask, shape (n,)."""
+    """Return an Arrow column of booleans as a mask, shape (n,). The column must not contain nulls."""
     bits = np.frombuffer(column.buffers()[1], np.uint8)
     return np.unpackbits(bits, count=column.offset + len(column), bitorder="little")[column.offset :].view(np.bool_)
 

@@ -1,7 +1,8 @@
-"""Body columns: readable bodies of a batch, their Arrow column, and the rows of damaged records.
+"""The body columns of a batch: the readable bodies, their Arrow column, and rows for damaged records.
 
-An uncompressed body stays where it is. Compressed bodies are decompressed in the order of their rows, until they fill
-the caller's budget. A body with a wrong CRC, or that does not decompress within the limit of bodies, is null.
+An uncompressed body is not copied. Compressed bodies are decompressed in the order of their rows until the decompressed
+bytes reach the caller's limit. The column value of a body is null if the body's CRC is wrong, or if the body cannot be
+decompressed within the maximum body size.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from raymq.records.kernels.fields import Bytes, Ints
 from raymq.records.kernels.templates import INLINE_MAX
 
 BodyType = Literal["binary", "large_binary", "binary_view"]
-"""The types of a body column. Views refer to the decoded bytes; the other types are copies."""
+"""The Arrow types of a body column. With "binary_view" the column refers to the decoded buffer; with the other types it
+is a copy."""
 BODY_TYPES: Final = {"binary": pa.binary(), "large_binary": pa.large_binary(), "binary_view": pa.binary_view()}
 _OWN_BUFFER_BYTES: Final = 1 << 30
-"""The approximate limit of decompressed bodies in one buffer, in bytes."""
+"""Approximate maximum size, in bytes, of one buffer of decompressed bodies. Positions in a buffer of an Arrow view have
+32 bits."""
 
 
 @dataclass(slots=True)
 class Bodies:
-    """The bodies of the first `rows` of some records."""
+    """The bodies of the first `rows` records of a batch."""
 
     rows: int
     errors: dict[int, str]
-    """The reason for each unreadable body, by row. Without decompression, only wrong CRCs are found."""
+    """The reason for each unreadable body, by row. If bodies are not decompressed, only wrong CRCs are
+    detected."""
     _data: Bytes
     _at: Ints
     _size: Ints
@@ -47,15 +51,16 @@ class Bodies:
     _sizes_of: list[int]
     """The decompressed sizes of the bodies in `_compressed`."""
     _plain: list[bytes]
-    """The decompressed bodies of the rows in `_compressed`, if they are kept."""
+    """The decompressed bodies of the rows in `_compressed`; empty if the caller does not keep them."""
 
     def makers(self, body_type: BodyType) -> dict[str, Callable[[], pa.Array]]:
-        """Return functions that create the columns of bodies, by column name."""
+        """Return a function for each column that is computed from the bodies, by column name. The function creates the
+        column."""
         return {"body": lambda: self._column(body_type), "body_size": self._sizes, "error": self._reasons}
 
     @property
     def _absent(self) -> NDArray[np.bool_] | None:
-        """Return a mask of the rows with unreadable bodies; None if there are none."""
+        """Return a mask of the rows with unreadable bodies; None if all bodies are readable."""
         if not self.errors:
             return None
         absent = np.zeros(self.rows, np.bool_)
@@ -68,22 +73,22 @@ class Bodies:
         return text_array([self.errors.get(row) for row in range(self.rows)])
 
     def _sizes(self) -> pa.Array:
-        """Return the length of each body, for compressed bodies after decompression."""
+        """Return the length of each body in bytes. The length of a compressed body is its decompressed length."""
         sizes = np.array(self._size, dtype=np.int32)
         sizes[self._compressed] = self._sizes_of
         return int_array(sizes, self._absent)
 
     def _column(self, body_type: BodyType) -> pa.Array:
-        """Return the body column: views over the part of the data with the bodies, and compressed bodies in separate
-        buffers; for other types one copy."""
+        """Return the body column. With type "binary_view", the values refer to the given data, and decompressed bodies
+        have separate buffers. Other types are one copy."""
         data, body_at, body_size = self._data, self._at, self._size
         absent, validity = self._absent, None
         if absent is not None:
             body_size = np.where(absent, 0, body_size)
             validity = pa.py_buffer(np.packbits(~absent, bitorder="little"))
         views = views_of(data, body_at, body_size)
-        # A pickled table contains everything that its views may refer to, so they should not refer to more than its
-        # records.
+        # Limit the buffer to the bytes of these records: pickling a table copies everything in the buffers of its
+        # views.
         first, end = (int(body_at.min()), int((body_at + body_size).max())) if len(views) else (0, 0)
         views[body_size > INLINE_MAX, 3] -= first
         buffers = [validity, pa.py_buffer(views), pa.py_buffer(data[first:end])]
@@ -100,7 +105,8 @@ class Bodies:
                 starts = np.cumsum(sizes[done : done + count]) - sizes[done : done + count]
                 rows = compressed[done : done + count]
                 views[rows] = views_of(own, starts, sizes[done : done + count])
-                # Buffers 0 and 1 of an Arrow array are the validity and the views; the views' own buffers follow.
+                # An Arrow view counts buffers from the third: buffers 0 and 1 of the array are the validity and the
+                # views.
                 views[rows[sizes[done : done + count] > INLINE_MAX], 2] = len(buffers) - 2
                 buffers.append(pa.py_buffer(own))
                 done += count
@@ -119,11 +125,11 @@ def read_bodies(
     decompresses: bool,
     keeps: bool,
 ) -> Bodies:
-    """Return the bodies at `at` in `data`, of `size` bytes; all arrays have shape (n,).
+    """Return the bodies at positions `at` of `data`, of `size` bytes each; all arrays have shape (n,).
 
-    `crc`: the expected CRC of each body; None skips the comparison. Without `decompresses` compressed bodies stay
-    compressed; without `keeps` they are only checked. The result has all n rows, or the rows before the decompressed
-    bodies exceed `max_bytes`, but at least one row.
+    `crc`: the expected CRC of each body; None skips the comparison. Without `decompresses`, compressed bodies stay
+    compressed. Without `keeps`, compressed bodies are decompressed only as a check. The result has all n rows, or fewer
+    if the decompressed bodies would exceed `max_bytes`, but at least one row.
     """
     errors: dict[int, str] = {}
     if crc is not None:
@@ -159,13 +165,14 @@ def read_bodies(
 
 
 def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Return Arrow's 16-byte views of the values at `at`: the size, then the value itself, or its first four bytes, the
-    number of the buffer (0) and the position there."""
+    """Return Arrow's 16-byte views of the values at positions `at`. A view is the size, followed by the value itself if
+    it is short, or else by its first four bytes, the buffer's number (0) and the position in the buffer."""
     views = np.zeros((len(at), 4), dtype=np.int32)
     views[:, 0] = size
     if not len(at):
         return views
-    # A long value's view is its size, its first four bytes, its buffer (0) and its offset there.
+    # The view of a long value is its size, its first four bytes, its buffer's number (0) and its position in the
+    # buffer.
     long = size > INLINE_MAX
     if long.all():
         views[:, 1] = windows(data, 4)[at].view(np.int32)
@@ -181,8 +188,8 @@ def views_of(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
 
 
 def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
-    """Return values of at most 12 bytes, padded with zeros. A window that would reach beyond the end starts earlier,
-    and is shifted back."""
+    """Return values of at most 12 bytes, padded with zeros. If the 12-byte window of a value would reach beyond the end
+    of `data`, the window starts earlier and its content is shifted back."""
     safe = np.minimum(at, len(data) - INLINE_MAX)
     values = windows(data, INLINE_MAX)[safe].view(np.uint8).reshape(-1, INLINE_MAX)
     for row in np.flatnonzero(safe != at):
@@ -192,7 +199,7 @@ def _inline(data: Bytes, at: Ints, size: Ints) -> NDArray[np.int32]:
 
 
 def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """Return the values at `at`, as a binary_view over `data`."""
+    """Return the values at positions `at`, of `size` bytes each, as a binary_view array over `data`."""
     views = views_of(data, at, size)
     return pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
 
@@ -200,9 +207,9 @@ def slices_of(data: Bytes, at: Ints, size: Ints) -> pa.Array:
 def spread(
     batch: pa.RecordBatch, rows: Ints, count: int, damaged: dict[int, str], places: RecordPlaces
 ) -> pa.RecordBatch:
-    """Insert rows for damaged records: row `rows[i]` of the result is row i of `batch`, and each other row of the
-    `count` rows is a damaged record, with its reason in `damaged`. Only the place of such a row is known; other columns
-    are null."""
+    """Insert rows for damaged records into `batch`, for a total of `count` rows. Row `rows[i]` of the result is row i
+    of `batch`. Each other row is a damaged record, with its reason in `damaged`. Such a row has only the values of its
+    place; all other columns are null."""
     indices, absent = np.zeros(count, np.int64), np.ones(count, np.bool_)
     indices[rows], absent[rows] = np.arange(len(rows)), False
     chosen = int_array(indices, absent)
@@ -224,7 +231,8 @@ def spread(
 
 
 def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) -> pa.Array:
-    """Fill in a column from the places of these rows."""
+    """Return the column `name` with the values of these rows replaced by the values of their places, if a place has
+    them."""
     queue = places.queue
     known: dict[int, Any] = {}
     if name == "topic" and queue.topic:
@@ -245,7 +253,8 @@ def _with_places(name: str, column: pa.Array, rows: Ints, places: RecordPlaces) 
 
 
 def _spread_views(column: pa.Array, rows: Ints, absent: NDArray[np.bool_]) -> pa.Array:
-    """Return a column of views with more rows, null where `absent`. Arrow cannot take rows of views."""
+    """Return a binary_view column with additional rows that are null, where `absent` is True. `rows`: the new row
+    numbers of the old rows. Arrow itself cannot take rows of view types."""
     validity, lines, *data = column.buffers()
     views = np.zeros((len(absent), 4), np.int32)
     views[rows] = np.frombuffer(lines, np.int32).reshape(-1, 4)[column.offset :][: len(column)]

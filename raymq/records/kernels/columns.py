@@ -1,11 +1,12 @@
 """Decodes records into Arrow columns, without a Python object per message.
 
 `decode_columns` reads the same bytes as `raymq.records.format.decode.read_record` and returns the same values, one
-column at a time. numpy finds the offsets of each record's fields, Arrow copies small fields together, and bodies stay
-where they are (a `binary_view` over the buffer, which may be a mapped file). A damaged message also has a row, with a
-null body and the reason in column `error` (raymq.records.kernels.column_bodies). Properties are split for all rows at
-once. Some rows that only other writers produce (text that is not UTF-8, a property without a value, a repeated name)
-switch the whole call to `_decode_rows`, which is slower and returns the same values.
+column at a time. numpy finds the offsets of each record's fields, and Arrow copies the small fields. Bodies are not
+copied (a `binary_view` over the buffer, which may be a mapped file). A damaged message also has a row, with a null body
+and the reason in column `error` (raymq.records.kernels.column_bodies).
+
+Properties are split for all rows at once. If a row has text that is not UTF-8, a property without a value or a repeated
+name, which only other writers produce, the whole call uses `_decode_rows`. It is slower and returns the same values.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from raymq.records.kernels.messages import read_messages
 from raymq.records.kernels.templates import find_templates
 
 Unreadable = Literal["null", "raise"]
-"""The ways of a table with an unreadable message: a null body, or BodyUnreadableError."""
+"""How a table represents an unreadable message: "null" gives a null body, "raise" raises BodyUnreadableError."""
 
 _TIMESTAMP: Final = pa.timestamp("ms", tz="UTC")
 SCHEMA: Final = pa.schema(
@@ -60,25 +61,26 @@ SCHEMA: Final = pa.schema(
         pa.field("message_id", pa.string()),
     ]
 )
-"""The columns of a topic, with bodies as views. `properties`: only the user's, as in `MessageExt`. `tags` may be
-null."""
+"""The columns of a topic's messages, with bodies as views. `properties` has only the user's properties, as in
+`MessageExt`. `tags` may be null."""
 MORE_COLUMNS: Final = [
     pa.field("reconsume_times", pa.int32()),
     pa.field("body_size", pa.int32()),
     pa.field("error", pa.string()),
 ]
-"""Columns that a batch has only if their names are requested. `reconsume_times`: 0 except in retry topics. `body_size`:
-the length of the body, for callers who need no body. `error`: why a message cannot be read, null for every other
-message."""
+"""Columns that a batch has only if they are requested by name. `reconsume_times`: 0 except in retry topics.
+`body_size`: the length of the body in bytes, for callers that do not need the body. `error`: the reason why a message
+is unreadable; null for readable messages."""
 _NEED_BODIES: Final = frozenset(("body", "body_size", "error"))
-"""Columns for which compressed bodies are decompressed."""
+"""Columns that require decompressing the compressed bodies."""
 _BODY_INDEX: Final = SCHEMA.get_field_index("body")
 _SCHEMAS: Final = {name: SCHEMA.set(_BODY_INDEX, pa.field("body", kind)) for name, kind in BODY_TYPES.items()}
 _NO_TEXT: Final = text_scalar("")
 
 
 def shown_batch(batch: pa.RecordBatch, names: Namespace) -> pa.RecordBatch:
-    """Return a batch with the topics' names within a namespace; the batch itself if it has no topic column."""
+    """Return a batch whose topic column has the names as seen inside a namespace; the batch itself if it has no topic
+    column."""
     index = batch.schema.get_field_index("topic")
     if not names or index < 0 or not batch.num_rows:
         return batch
@@ -103,24 +105,24 @@ def decode_columns(
     unreadable: Unreadable = "null",
     max_decompressed_bytes: int | None = None,
 ) -> pa.RecordBatch:
-    """Decode the messages of records at `starts` (in any order) of `buffer` into a batch.
+    """Decode the messages of the records at positions `starts` (in any order) of `buffer` into a batch.
 
-    `columns`: by default the columns of SCHEMA; else some of its columns and of MORE_COLUMNS, in this order. Other
-    columns are not decoded, and without `body` no body is read, except compressed bodies if `body_size` or `error` is
-    requested.
+    `columns`: by default the columns of SCHEMA; otherwise a selection of SCHEMA and MORE_COLUMNS, in this order.
+    Columns outside the selection are not decoded. Without the column `body` no body is read, except that compressed
+    bodies are decompressed if `body_size` or `error` is requested.
 
-    With `body_type` "binary_view" the body column refers to `buffer`, keeps it alive, and it must not change; only
-    compressed bodies are new. `check_crc` also compares each body's CRC, and the property CRC of a record that has one.
-    `places`: the places of the records, with the same indices as `starts`; a record that does not agree with its place
-    counts as damaged.
+    With `body_type` "binary_view" the body column refers to `buffer` and keeps it alive, so `buffer` must not change;
+    only compressed bodies get new memory. `check_crc` also compares each body's CRC, and the property CRC of a record
+    that has one. `places`: the expected places of the records, with the same indices as `starts`; a record that does
+    not agree with its place counts as damaged.
 
-    The batch has a row for each start. An unreadable body is null; of a damaged record everything is null except the
-    values of its place. With `unreadable` "raise", the first unreadable message raises BodyUnreadableError.
+    The batch has a row for each start. An unreadable body is null. In the row of a damaged record, everything is null
+    except the values of its place. With `unreadable` "raise", the first unreadable message raises BodyUnreadableError.
 
     `max_decompressed_bytes`: the batch ends before its decompressed bodies exceed this number of bytes, but has at
-    least one row if there is a start. The caller decodes the rest in another call.
+    least one row if `starts` is not empty. The caller decodes the remaining records in another call.
 
-    Raises InvalidArgumentError for a buffer of 2 GiB or more, another type of bodies, and an unknown column.
+    Raises InvalidArgumentError if the buffer has 2 GiB or more, or if `body_type` or a column is unknown.
     """
     check_unreadable(unreadable)
     schema = schema_with(body_type, columns)
@@ -137,7 +139,7 @@ def decode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The arguments of a call of `decode_columns`."""
+    """The arguments of one call of `decode_columns`."""
 
     broker_name: str
     body_type: BodyType
@@ -147,7 +149,7 @@ class _Order:
     limit: int | None
 
     def bodies(self, data: Bytes, at: Ints, size: Ints, sys_flag: Ints, crc: NDArray[Any]) -> Bodies:
-        """Return the bodies of records, as far as the call needs them."""
+        """Read the records' bodies; decompress and keep them only if the requested columns need that."""
         names = self.schema.names
         decompresses = self.raises or not _NEED_BODIES.isdisjoint(names)
         expected = crc if self.check_crc else None
@@ -156,7 +158,7 @@ class _Order:
         )
 
     def check(self, bodies: Bodies, data: Bytes, starts: Ints, places: RecordPlaces | None) -> None:
-        """Raise BodyUnreadableError for the first unreadable body, if the call requests that."""
+        """Raise BodyUnreadableError for the first unreadable body, if the call has `unreadable` "raise"."""
         if self.raises and bodies.errors:
             row = min(bodies.errors)
             known = RecordPlaces.unknown(self.broker_name) if places is None else places
@@ -169,8 +171,8 @@ class _Order:
 def _decode_intact(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None = None
 ) -> pa.RecordBatch:
-    """Decode intact records, whose bodies may be unreadable. Raises DamagedRowsError if a record is damaged. `bodies`:
-    the records' bodies from an earlier attempt."""
+    """Decode records whose headers and fields are intact; their bodies may be unreadable. Raises DamagedRowsError if a
+    record is damaged. `bodies`: the records' bodies, if an earlier attempt already read them."""
     batch = _decode_by_templates(data, starts, order, places, bodies)
     if batch is not None:
         return batch
@@ -214,18 +216,20 @@ def _decode_intact(
 def _decode_first(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies
 ) -> pa.RecordBatch:
-    """Return the first records, as many as `bodies` has, whose bodies fill the budget."""
+    """Decode only the first records, as many as `bodies` has rows, because the decompressed bodies reached the size
+    limit."""
     some = None if places is None else places.pick(slice(bodies.rows))
     return _decode_intact(data, starts[: bodies.rows], order, some, bodies)
 
 
 def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None) -> pa.RecordBatch:
-    """Decode records if some of them are damaged."""
+    """Decode a batch in which some records are damaged."""
     _, rows, damaged = find_intact(data, starts, places, check_crc=order.check_crc)
     known = RecordPlaces.unknown(order.broker_name) if places is None else places
     if order.raises:
         first = min(damaged)
-        # An unreadable body before the damaged record comes first, and the batch may end before the damaged record.
+        # Decode the records before the first damaged record: one of their bodies may be unreadable, and is then
+        # reported first. The batch may also end before the damaged record.
         batch = _decode_intact(data, starts[:first], order, known.pick(slice(first))) if first else None
         if batch is None or batch.num_rows == first:
             raise known.place(first).error(damaged[first])
@@ -236,14 +240,15 @@ def _decode_damaged(data: Bytes, starts: Ints, order: _Order, places: RecordPlac
 
 
 def check_unreadable(unreadable: Unreadable) -> None:
-    """Raise InvalidArgumentError for a value that is not in Unreadable."""
+    """Raise InvalidArgumentError unless the value is one of Unreadable."""
     if unreadable not in ("null", "raise"):
         raise InvalidArgumentError(f'unreadable={unreadable!r} must be "null" or "raise"')
 
 
 def schema_with(body_type: BodyType, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return SCHEMA, or these `columns` of it and MORE_COLUMNS in this order, with bodies of this type. Raises
-    InvalidArgumentError for an invalid type of bodies, and for unknown, repeated or no columns."""
+    """Return SCHEMA, or only these `columns` of SCHEMA and MORE_COLUMNS, in this order, with bodies of type
+    `body_type`. Raises InvalidArgumentError if `body_type` is invalid, or if `columns` is empty or has unknown or
+    repeated names."""
     if body_type not in _SCHEMAS:
         raise InvalidArgumentError(f"{body_type!r} is no type of bodies: use one of {', '.join(_SCHEMAS)}")
     schema = _SCHEMAS[body_type]
@@ -265,7 +270,8 @@ def _with_more(schema: pa.Schema) -> pa.Schema:
 def _decode_by_templates(
     data: Bytes, starts: Ints, order: _Order, places: RecordPlaces | None, bodies: Bodies | None
 ) -> pa.RecordBatch | None:
-    """Decode records that mostly share a template, as `_decode_intact`; None if few do."""
+    """Decode records that mostly share a template (raymq.records.kernels.templates), like `_decode_intact`. Returns
+    None if too few records share one, or if these records need the slower decoding."""
     records = find_templates(data, starts)
     if records is None:
         return None
@@ -305,7 +311,7 @@ def _decode_by_templates(
 
 
 def _reconsume_times(data: Bytes, body_at: Ints) -> pa.Array:
-    # The field has a fixed distance to the body after it, for any size of the hosts.
+    # The reconsume times have a fixed distance from the body, whatever the size of the hosts.
     at = body_at - (layout.BODY_OFFSET - layout.RECONSUME_TIMES_OFFSET)
     return int_array(windows(data, 4)[at].view(">i4").astype(np.int32))
 
@@ -315,7 +321,7 @@ def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
 
 
 def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
-    """Return the topic column; None if a topic is not UTF-8. Mostly all rows have the same topic."""
+    """Return the topic column; None if a topic is not UTF-8. In most calls all rows have the same topic."""
     at, size = fields.topic_at, fields.topic_size
     try:
         if len(at) and size[0] and (size == size[0]).all():
@@ -328,7 +334,7 @@ def _topics(data: Bytes, fields: FieldOffsets) -> pa.Array | None:
 
 
 def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> pa.Array:
-    """Return offset message ids for the rows that `missing` marks, null elsewhere."""
+    """Return the offset message ids of the rows where `missing` is True, and null in the other rows."""
     ids: list[str | None] = [None] * len(missing)
     for row in np.flatnonzero(mask_of(missing)).tolist():
         at = int(fields.store_host_at[row])
@@ -340,24 +346,24 @@ def _offset_ids(data: Bytes, fields: FieldOffsets, missing: pa.BooleanArray) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Properties:
-    """The properties of all rows, one piece per property, in the order of the rows."""
+    """The properties of all rows as a flat list with one entry per property, in the order of the rows."""
 
     row_count: int
     rows: Ints
-    """The row of each piece, ascending."""
+    """The row of each property entry, ascending."""
     codes: NDArray[np.int32]
-    """The name of each piece, as an index of `names`."""
+    """The name of each property entry, as an index into `names`."""
     names: list[str]
     segments: pa.Array
-    """The pieces' parts in turn (name, 0x01, value, 0x02): the name of piece i is segment 4i, its value segment 4i +
-    2."""
+    """The text of all property entries, four segments per entry (name, 0x01, value, 0x02): the name of entry i is
+    segment 4i, the value is segment 4i + 2."""
 
     def column(self, name: str) -> pa.Array:
-        """Return the value of `name` in each row, null if absent."""
+        """Return the value of property `name` in each row, null if the row does not have the property."""
         if name not in self.names:
             return pa.nulls(self.row_count, pa.string())
         pieces = np.flatnonzero(self.codes == self.names.index(name))
-        # No row has a name twice, so a number of pieces equal to the number of rows means one in each row.
+        # No row has a name twice. So if there are as many entries as rows, each row has exactly one entry.
         if len(pieces) == self.row_count:
             return self.segments.take(int_array(4 * pieces + 2))
         indices = np.zeros(self.row_count, dtype=np.int64)
@@ -367,7 +373,7 @@ class _Properties:
         return self.segments.take(int_array(indices, absent))
 
     def user_map(self) -> pa.MapArray:
-        """Return each row's properties except the reserved ones."""
+        """Return each row's properties as a map, without the reserved properties."""
         of_user = np.array([name not in RESERVED_PROPERTIES for name in self.names], dtype=bool)
         pieces = np.flatnonzero(of_user[self.codes]) if of_user.any() else np.zeros(0, dtype=np.int64)
         counts = np.bincount(self.rows[pieces], minlength=self.row_count)
@@ -377,38 +383,40 @@ class _Properties:
 
 
 def _offsets(counts: NDArray[np.int64]) -> pa.Array:
-    """Return the offsets of an Arrow list or map column whose rows have these numbers of elements."""
+    """Return the offsets of an Arrow list or map column. `counts`: the number of elements in each row."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return int_array(offsets)
 
 
 def _split_properties(column: pa.Array) -> _Properties | None:
-    """Split each row's property bytes. Returns None if a row needs the rules of `decode_properties` for odd cases."""
+    """Split each row's property bytes. Returns None if a row has malformed or repeated properties, for which the rules
+    of `decode_properties` are needed."""
     rows = len(column)
     try:
-        column.cast(pa.string())  # only checks the encoding
+        column.cast(pa.string())  # raises if a text is not UTF-8; the result is not needed
     except pa.ArrowInvalid:
         return None
-    # Arrow's own layout of the column: row i is text[bounds[i]:bounds[i + 1]].
+    # Read Arrow's buffers of the column directly: row i is text[bounds[i]:bounds[i + 1]].
     _, offsets_buffer, text_buffer = column.buffers()
     bounds = np.frombuffer(offsets_buffer, dtype=np.int32)[: rows + 1].astype(np.int64)
     text = np.frombuffer(text_buffer, dtype=np.uint8)[: bounds[-1]] if bounds[-1] else np.zeros(0, dtype=np.uint8)
     row_ends = bounds[1:]
-    # `ends`: the position of each piece's 0x02; `nexts`: the first byte of the following piece.
+    # `ends`: the position of the 0x02 of each property. `nexts`: the first byte after each 0x02.
     ends = np.flatnonzero(text == 2)
     nexts = ends + 1
     filled = row_ends[row_ends > bounds[:-1]]
     unterminated = filled[text[filled - 1] != 2]
-    if len(unterminated):  # the last separator of a row may be missing
+    if len(unterminated):  # the 0x02 at the end of a row may be missing
         ends = np.sort(np.concatenate([ends, unterminated]))
         nexts = np.minimum(ends + 1, row_ends[np.searchsorted(row_ends, ends)])
-    # `marks`: the position of each piece's 0x01. Each piece has exactly one, after a name and before a value.
+    # `marks`: the position of the 0x01 of each property. Each property has exactly one 0x01, after a name and before a
+    # value.
     marks = np.flatnonzero(text == 1)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), nexts])
     if len(marks) != len(ends) or not ((starts[:-1] < marks) & (marks + 1 < ends)).all():
         return None
-    # Four parts per piece, as one text array over the same bytes, without a copy.
+    # Build one text array with four segments per property over the same bytes, without a copy.
     bounds_of_parts = np.empty(4 * len(marks) + 1, dtype=np.int32)
     for part, positions in enumerate((starts, marks, marks + 1, ends)):
         bounds_of_parts[part::4] = positions
@@ -416,7 +424,7 @@ def _split_properties(column: pa.Array) -> _Properties | None:
     segments = pa.Array.from_buffers(pa.string(), 4 * len(marks), buffers)
     names = segments.take(int_array(np.arange(0, 4 * len(marks), 4))).dictionary_encode()
     codes = numbers_of(names.indices, np.int32)
-    # The row of each piece, from the number of pieces that end before the end of each row.
+    # Compute the row of each property from the number of properties that end before the end of each row.
     pieces_up_to = np.searchsorted(nexts, row_ends, side="right")
     piece_rows = np.repeat(np.arange(rows), np.diff(pieces_up_to, prepend=0))
     if _has_repeated_names(piece_rows, codes):
@@ -425,18 +433,18 @@ def _split_properties(column: pa.Array) -> _Properties | None:
 
 
 def _has_repeated_names(rows: Ints, codes: NDArray[np.int32]) -> bool:
-    """True if a row has a name twice. `rows` and `codes`: the row and the name of each property."""
-    # Mostly all rows have the same names in the same order, so the codes of a row ascend.
+    """True if a row has a property name twice. `rows` and `codes`: the row and the name of each property."""
+    # Fast path: in most batches all rows have the same names in the same order, so the codes ascend within each row.
     if ((codes[1:] > codes[:-1]) | (rows[1:] != rows[:-1])).all():
         return False
-    # Sorted by name, and by row within a name, repetitions are neighbours.
+    # After sorting by name, and by row within a name, repeated names of a row are adjacent.
     order = np.argsort(codes, kind="stable")
     codes, rows = codes[order], rows[order]
     return bool(((codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1])).any())
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
-    """Split KEYS values into lists at spaces; empty keys are dropped, and a missing value gives an empty list."""
+    """Split KEYS values into lists at spaces. Empty keys are dropped, and a missing value gives an empty list."""
     if column.null_count == len(column):
         return pa.ListArray.from_arrays(_offsets(np.zeros(len(column), np.int64)), text_array([]))
     tokens = pc.split_pattern(column.drop_null(), " ")
@@ -452,7 +460,7 @@ def _split_keys(column: pa.Array) -> pa.Array:
 
 
 def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa.RecordBatch:
-    """Decode records through messages, for cases that the fast ways do not support."""
+    """Decode records by creating a message for each, for cases that the faster functions do not support."""
     messages = read_messages(data.data, starts, broker_name=order.broker_name, check_crc=False)
     keys, pairs = [message.keys for message in messages], [message.properties for message in messages]
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -479,5 +487,5 @@ def _decode_rows(data: Bytes, starts: Ints, order: _Order, bodies: Bodies) -> pa
 
 
 def _lengths(rows: Sequence[Sized]) -> pa.Array:
-    """Return the offsets of an Arrow list or map column with these rows."""
+    """Return the offsets of an Arrow list or map column whose rows have the lengths of `rows`."""
     return _offsets(np.array([len(row) for row in rows], np.int64))

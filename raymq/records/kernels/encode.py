@@ -1,7 +1,7 @@
 """Encodes columns as the records of a batch, without a Python object per message.
 
-`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. All headers are one matrix of
-bytes, and all bytes after the bodies are another. The parts of the rows are then joined at once:
+`encode_columns` writes the same bytes as `raymq.records.format.encode.encode_batch`. All headers form one matrix of
+bytes. The bytes after the bodies form other matrices and columns. The fields of all rows are joined at once:
 
     | header | body | topic, size of the properties | the row's own properties | UNIQ_KEY, identity, sequence |
       matrix   column            matrix                      column                         matrix
@@ -38,7 +38,8 @@ from raymq.records.kernels.fields import Bytes, Ints
 _NO_COMPRESSION: Final = Compression()
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _DIGITS: Final = 4
-"""Digits of the numbers in a table of all values of a counter, or of the end of a sequence."""
+"""Number of digits in a table of all four-digit numbers, which provides the digits of counters and the last digits of
+sequence numbers."""
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -61,18 +62,20 @@ def encode_columns(
     reconsume_times: int = 0,
     store_host_ipv6: bool = False,
 ) -> EncodedBatch:
-    """Encode rows as records of queue `queue_id` of `topic`, with the same bytes as `encode_batch` for equal messages.
+    """Encode rows as records of queue `queue_id` of `topic`. The bytes equal the result of `encode_batch` for equal
+    messages.
 
     `bodies` and `properties` have a byte string per row, as Arrow columns of bytes or text (of any kind) or as lists;
     Arrow's buffers are read without a copy. `properties`: the row's own properties as on disk (name 0x01 value 0x02),
-    checked by the caller: the user's, TAGS, KEYS in this order; None if no row has any. `tag_codes`: the hashes of the
-    rows' TAGS, shape (n,), None if there are none. `flags`: one number for all, or one per row. With
-    `wait_store_msg_ok` False the records store this after their own properties. `message_ids` are fastest as an
-    IdRange. Other arguments are as in `encode_batch`.
+    which the caller has checked: the user's, TAGS, KEYS in this order; None if no row has properties. `tag_codes`: the
+    hashes of the rows' TAGS, shape (n,); None if no row has tags. `flags`: one number for all rows, or one per row. If
+    `wait_store_msg_ok` is False, each record has the property WAIT after its own properties. `message_ids` are fastest
+    as an IdRange. Other arguments are as in `encode_batch`.
 
-    Memory is several times the size of the records, which must be less than 2 GiB: pass long columns in slices. Raises
-    MessageIllegalError if the batch is empty, has another number of ids than rows, or has a row whose properties exceed
-    32767 bytes; raises InvalidArgumentError for columns that are no byte strings, have nulls, or are too long.
+    The call needs several times the memory of the records, which must be less than 2 GiB: pass long columns in slices.
+    Raises MessageIllegalError if the batch is empty, the number of ids differs from the number of rows, or a row's
+    properties exceed 32767 bytes. Raises InvalidArgumentError if a column does not have byte strings, has nulls, or is
+    too long.
     """
     bodies, own = ByteColumn.of(bodies), None if properties is None else ByteColumn.of(properties)
     rows = len(bodies)
@@ -110,7 +113,8 @@ def encode_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The headers of n records: the bytes of one header, and the fields that differ, each of shape (n,)."""
+    """The headers of n records: the bytes that all headers share (`text`), and the fields that differ, each of shape
+    (n,) or one number for all."""
 
     text: bytes
     sizes: Ints
@@ -120,7 +124,7 @@ class _Head:
     sys_flags: int | NDArray[np.int32]
 
     def write(self, target: Bytes) -> None:
-        """Write the headers into `target`, of shape (n, len(text)), which may be a part of a wider matrix."""
+        """Write the headers into `target`, which has shape (n, len(text)) and may be a slice of a wider matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         _put_ints(target, layout.TOTAL_SIZE_OFFSET, self.sizes)
         _put_ints(target, layout.BODY_CRC_OFFSET, self.crcs)
@@ -132,13 +136,14 @@ class _Head:
 
 
 def _put_ints(target: Bytes, column: int, values: int | NDArray[np.signedinteger[Any]]) -> None:
-    """Write 4-byte numbers into all rows of `target`, from `column` on."""
+    """Write one 4-byte number into each row of `target`, starting at column `column`."""
     target[:, column : column + 4].view(">i4")[:, 0] = values
 
 
 @dataclass(frozen=True, slots=True)
 class _UniqueIds:
-    """The property of n unique ids: its text for one id, and the differing columns `at`, `digits`."""
+    """The property UNIQ_KEY of n records: `text` is the property of one record, and `digits` are the bytes that differ,
+    from column `at` on."""
 
     text: bytes
     at: int
@@ -150,7 +155,7 @@ def _no_columns(rows: int) -> Bytes:
 
 
 def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
-    """Return the ids as columns; None if their lengths differ."""
+    """Return the ids as columns of bytes; None if the ids have different lengths."""
     name = f"{PROPERTY_UNIQ_KEY}\x01".encode()
     if isinstance(ids, IdRange):
         stem = ids.stem.encode()
@@ -170,7 +175,8 @@ def _unique_ids(ids: Sequence[str]) -> _UniqueIds | None:
 
 
 def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[str]) -> ByteColumn:
-    """Return the rows' own properties, followed by the shared ones and ids of any lengths. An empty id is left out."""
+    """Return the rows' own properties, each followed by the `shared` properties and the row's id, whose length may
+    vary. An empty id adds no property."""
     texts = [f"{PROPERTY_UNIQ_KEY}\x01{id}\x02".encode() if id else b"" for id in ids]
     before = [b""] * rows if own is None else own.tolist()
     return ByteColumn.of([first + shared + text for first, text in zip(before, texts, strict=True)])
@@ -178,8 +184,8 @@ def _with_ids(own: ByteColumn | None, rows: int, shared: bytes, ids: Sequence[st
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The end of the properties of `count` neighbouring records of one length: its text in one record, and the columns
-    that differ, which are digits of unique ids and of sequences."""
+    """The final properties of `count` consecutive records with endings of one length. `text` is the ending of one
+    record; the columns that differ are digits of unique ids and of sequence numbers."""
 
     count: int
     text: bytes
@@ -190,7 +196,8 @@ class _Ending:
     first_sequence: int
 
     def write(self, target: Bytes) -> None:
-        """Write the endings into `target`, of shape (count, len(text)), which may be a part of a wider matrix."""
+        """Write the endings into `target`, which has shape (count, len(text)) and may be a slice of a wider
+        matrix."""
         target[:] = np.frombuffer(self.text, np.uint8)
         target[:, self.ids_at : self.ids_at + self.id_digits.shape[1]] = self.id_digits
         if self.sequence_digits:
@@ -200,7 +207,8 @@ class _Ending:
 def _endings(
     rows: int, shared: bytes, unique: _UniqueIds, producer: ProducerSequence | None, seal: bytes
 ) -> list[_Ending]:
-    """Return the endings of the rows, in runs of equal length: a run starts where the sequence gets another digit."""
+    """Return the final properties of the rows, grouped into runs of equal length. A new run starts where the sequence
+    number gets another digit."""
     before = shared + unique.text
     ids_at = len(shared) + unique.at
     if producer is None:
@@ -222,8 +230,8 @@ def _endings(
 
 @lru_cache(maxsize=2)
 def _number_table(kind: str) -> Bytes:
-    """Return the digits of every hexadecimal ("X") or decimal ("d") number of up to four digits, with leading zeros;
-    shape (n, 4)."""
+    """Return a table with the four digits of every hexadecimal ("X") or decimal ("d") number below 16**4 or 10**4, with
+    leading zeros; shape (n, 4)."""
     base = 16 if kind == "X" else 10
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)[:base]
     powers = base ** np.arange(_DIGITS - 1, -1, -1)
@@ -232,11 +240,12 @@ def _number_table(kind: str) -> Bytes:
 
 
 def _put_decimals(target: Bytes, first: int) -> None:
-    """Write the decimal digits of `first`, `first` + 1 and so on into the rows of `target`, which all fit exactly."""
+    """Write the decimal digits of `first`, `first` + 1 and so on into the rows of `target`. Each number must have
+    exactly as many digits as `target` has columns."""
     rows, width = target.shape
     table = _number_table("d")
     done = 0
-    # The table has the last four digits; the digits before them are equal for up to 10,000 rows.
+    # Copy the last four digits from the table. The digits before them are equal for up to 10,000 rows.
     while done < rows:
         upper, lower = divmod(first + done, len(table))
         count = min(rows - done, len(table) - lower)
@@ -250,7 +259,8 @@ def _put_decimals(target: Bytes, first: int) -> None:
 def _compress(
     bodies: ByteColumn, compression: Compression, sys_flag: int
 ) -> tuple[ByteColumn, int | NDArray[np.int32]]:
-    """Return the bodies as they are stored, and the records' sys flags: one for all, or one per row."""
+    """Compress the bodies. Returns the bodies as they are stored, and the records' sys flags: one number for all rows,
+    or one per row."""
     if compression.type is CompressionType.NONE or not (bodies.sizes >= compression.threshold_bytes).any():
         return bodies, sys_flag
     stored = [compression.compress_body(body) for body in bodies.views()]
@@ -275,9 +285,10 @@ def _check_properties(sizes: Ints) -> None:
 
 
 def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending: _Ending) -> memoryview:
-    """Return records of one length, as a matrix."""
+    """Assemble records of equal length as the rows of one matrix."""
     rows, size, body_size = len(bodies), int(head.sizes[0]), int(head.body_sizes[0])
-    buffer = pa.allocate_buffer(rows * size)  # Arrow reuses its memory: pages are not faulted in again
+    # Arrow's allocator reuses memory, so that the pages are not faulted in again
+    buffer = pa.allocate_buffer(rows * size)
     matrix = np.frombuffer(buffer, np.uint8).reshape(rows, size)
     body_at = len(head.text)
     middle_at = body_at + body_size
@@ -286,7 +297,7 @@ def _assemble_matrix(head: _Head, bodies: ByteColumn, topic_text: bytes, ending:
     matrix[:, body_at:middle_at] = bodies.data[bodies.offsets[0] : bodies.offsets[-1]].reshape(rows, body_size)
     matrix[:, middle_at:ending_at] = np.frombuffer(topic_text + len(ending.text).to_bytes(2), np.uint8)
     ending.write(matrix[:, ending_at:])
-    return memoryview(buffer).cast("B")  # Arrow's bytes are signed, unlike in other views
+    return memoryview(buffer).cast("B")  # an Arrow buffer has signed bytes, unlike other memoryviews
 
 
 def _join(
@@ -297,7 +308,7 @@ def _join(
     own: ByteColumn | None,
     endings: Sequence[_Ending],
 ) -> memoryview:
-    """Return records of different lengths, joined from columns."""
+    """Assemble records of different lengths by joining columns row by row."""
     rows, width = len(bodies), len(topic_text) + 2
     heads = np.empty((rows, len(head.text)), np.uint8)
     head.write(heads)
@@ -311,14 +322,14 @@ def _join(
 
 
 def _ending_sizes(endings: Sequence[_Ending]) -> Ints:
-    """Return the length of each row's ending, shape (n,), or (1,) if all have one length."""
+    """Return the length of each row's final properties, shape (n,), or (1,) if all lengths are equal."""
     if len(endings) == 1:
         return np.array([len(endings[0].text)])
     return np.repeat([len(ending.text) for ending in endings], [ending.count for ending in endings])
 
 
 def _ending_column(endings: Sequence[_Ending]) -> ByteColumn:
-    """Return the endings of all rows."""
+    """Return the final properties of all rows as one column."""
     if len(endings) == 1:
         matrix = np.empty((endings[0].count, len(endings[0].text)), np.uint8)
         endings[0].write(matrix)

@@ -1,6 +1,7 @@
 """Finds the offsets of the fields of many records at once.
 
-It serves readers that need some fields of each record: the columns (raymq.records.kernels.columns) and the index.
+The module is for readers that need some fields of each record: the columns (raymq.records.kernels.columns) and the
+index.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Bytes = NDArray[np.uint8]
 
 
 class DamagedRowsError(RecordError):
-    """Some of several records fail a check. `rows`: their indices, ascending. `reason`: the failed check."""
+    """Some records of a batch fail a check. `rows`: the indices of these records, ascending. `reason`: the failed
+    check."""
 
     def __init__(self, text: str, reason: str, rows: Ints) -> None:
         super().__init__(text, reason)
@@ -37,42 +39,43 @@ class FieldOffsets:
     """Positions in the buffer and sizes, in bytes, of the fields of n records. Each array has shape (n,)."""
 
     starts: Ints
-    """The first byte of each record."""
+    """The position of the first byte of each record."""
     head: NDArray[np.void]
-    """The fields of HEAD_FIELDS and the born timestamp, by name."""
+    """The header fields of HEAD_FIELDS and the born timestamp, as a structured array."""
     sys_flag: Ints
     store_timestamp: NDArray[np.int64]
-    """In milliseconds since 1970."""
+    """The store timestamp of each record, in milliseconds since 1970."""
     store_host_at: Ints
     body_at: Ints
     body_size: Ints
     topic_at: Ints
-    """The topic's text, after its length."""
+    """The position of each topic's text, after the topic's length."""
     topic_size: Ints
     properties_at: Ints
     properties_size: Ints
 
 
 def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
-    """Return the checked fields of the records at `starts`. Raises DamagedRowsError unless every field of each record
-    fits exactly; it names all records that fail the first failing check."""
+    """Return the checked fields of the records at positions `starts`. Raises DamagedRowsError, with all records that
+    fail the first failing check, unless every field of each record fits exactly."""
     _require((starts >= 0) & (starts <= len(data) - layout.MIN_RECORD_SIZE), starts, "lies outside the buffer")
-    # The fields whose offset does not depend on the hosts, gathered as one structured array.
+    # Gather the fields whose offset does not depend on the hosts into one structured array.
     head = windows(data, _HEAD.itemsize)[starts].view(_HEAD)
     ends = starts + head["total_size"]
     sys_flag = head["sys_flag"].astype(np.int64)
-    # An IPv6 host is 12 bytes longer and moves all later fields.
+    # An IPv6 host is 12 bytes longer and shifts all later fields.
     born_extra = np.where(sys_flag & layout.SYS_FLAG_BORN_HOST_IPV6, layout.IPV6_EXTRA, 0)
     extra = born_extra + np.where(sys_flag & layout.SYS_FLAG_STORE_HOST_IPV6, layout.IPV6_EXTRA, 0)
     v1 = head["magic"] == layout.MAGIC_V1
     _require(v1 | (head["magic"] == layout.MAGIC_V2), starts, "has no record's magic")
     body_at = starts + extra + layout.BODY_OFFSET
     _require((ends <= len(data)) & (body_at + 3 <= ends), starts, "is cut or claims a wrong size")
-    # The body: its size ends the header. Each gather reads only positions that the previous check has accepted.
+    # The body's size is the last field of the header. Each gather reads only positions that the previous check has
+    # accepted.
     body_size = windows(data, 4)[body_at - 4].view(">i4").astype(np.int64)
     length_at = body_at + body_size
     _require((body_size >= 0) & (length_at + 3 <= ends), starts, "has a body that does not fit in it")
-    # The topic: its length takes one byte in V1 and two in V2; both are read and the right one is chosen.
+    # The topic's length has one byte in V1 and two in V2. Read both forms and select the right one for each record.
     long_size = windows(data, 2)[length_at].view(">i2").astype(np.int64)
     topic_size = np.where(v1, data[length_at], long_size)
     topic_at = length_at + np.where(v1, 1, 2)
@@ -100,14 +103,14 @@ def find_fields(data: Bytes, starts: Ints) -> FieldOffsets:
 def find_intact(
     data: Bytes, starts: Ints, places: RecordPlaces | None = None, *, check_crc: bool = False
 ) -> tuple[FieldOffsets, Ints, dict[int, str]]:
-    """Return the fields of the intact records among the records at `starts`; the indices of the intact records,
-    ascending; and the reason for each damaged record, by index.
+    """Find the intact records among the records at positions `starts`. Returns their fields, their indices (ascending),
+    and the reason for each damaged record, by index.
 
-    With `places`, a record that does not agree with its place is damaged. With `check_crc`, so is a record with a wrong
-    property CRC, if its body matches the body's CRC.
+    With `places`, a record that does not agree with its place counts as damaged. With `check_crc`, a record also counts
+    as damaged if its property CRC is wrong although its body matches the body's CRC.
     """
     rows, damaged = np.arange(len(starts)), dict[int, str]()
-    while True:  # at most once per check
+    while True:  # each check fails at most once, so the loop ends
         try:
             fields = find_fields(data, starts[rows])
             if places is not None:
@@ -122,11 +125,12 @@ def find_intact(
 
 
 _PLACED: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("physical_offset", ">i8")])
-"""The part of a header, from QUEUE_ID_OFFSET on, that a record's place also contains."""
+"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that are compared with a record's place."""
 
 
 def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
-    """Raise DamagedRowsError unless the headers at `starts`, which lie inside `data`, agree with their places."""
+    """Raise DamagedRowsError unless the headers at positions `starts` agree with their places. The headers must lie
+    inside `data`."""
     if places.sizes is not None:
         sizes = windows(data, 4)[starts].view(">i4")
         _require(sizes == places.sizes, starts, "has another size than its queue says")
@@ -143,7 +147,8 @@ def check_places(data: Bytes, starts: Ints, places: RecordPlaces) -> None:
 
 
 def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
-    """Raise DamagedRowsError unless all records are of `topic`. Empty: the topic is unknown, and nothing is checked."""
+    """Raise DamagedRowsError unless all records belong to `topic`. An empty `topic` is unknown, and nothing is
+    checked."""
     if not topic or not len(fields.starts):
         return
     text, at = np.frombuffer(topic.encode(errors="surrogatepass"), np.uint8), fields.topic_at
@@ -156,8 +161,8 @@ def check_topics(data: Bytes, fields: FieldOffsets, topic: str) -> None:
 
 
 def check_seals(data: Bytes, starts: Ints, head: Mapping[str, Ints] | NDArray[np.void], at: Ints, size: Ints) -> None:
-    """Raise DamagedRowsError for records with a wrong property CRC whose bodies, at `at` and of `size` bytes, match
-    their CRCs. `head`: the records' sizes and body CRCs by the names of HEAD_FIELDS."""
+    """Raise DamagedRowsError if a record has a wrong property CRC but its body matches the body's CRC. `head`: the
+    records' sizes and body CRCs, by the names of HEAD_FIELDS. `at` and `size`: positions and sizes of the bodies."""
     rows = wrong_seals(data, starts, starts + head["total_size"])
     if not len(rows):
         return

@@ -1,7 +1,7 @@
 """Index hashes of consecutive unique ids, and the check that records have these ids.
 
-The hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) of a range's ids is the sum of one number for the
-topic and the stem, and one from a table for the four digits of the counter.
+For the ids of a range, the hash of `TOPIC#ID` (raymq.records.format.hashing.index_key_hash) is the sum of two numbers:
+one for the topic and the stem, and one from a table for the four digits of the counter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLAGS_THAT_MATTER: Final = layout.SYS_FLAG_TRANSACTION_MASK | layout.SYS_FLAG_H
 
 
 def _counter_digits() -> NDArray[np.uint8]:
-    """The upper-case hexadecimal digits of each counter; shape (65536, 4)."""
+    """Return the four upper-case hexadecimal digits of each counter value; shape (65536, 4)."""
     symbols = np.frombuffer(b"0123456789ABCDEF", np.uint8)
     shifts = np.arange(_DIGITS - 1, -1, -1) * 4
     return np.ascontiguousarray(symbols[(np.arange(IDS_PER_MS)[:, None] >> shifts) & 15])
@@ -44,39 +44,42 @@ def _hashes_of(digits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 _COUNTER_DIGITS: Final = _counter_digits()
 _COUNTER_HASHES: Final = _hashes_of(_COUNTER_DIGITS)
-# The four digits as one number, for comparison with a record's bytes.
+# The four digits of each counter value as one 32-bit number, for comparison with a record's bytes.
 _COUNTER_WORDS: Final = _COUNTER_DIGITS.view(np.uint32).ravel()
 
 
 def key_hashes(hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """Return Java hashes as in an index: the absolute values as signed numbers, and 0 for -2**31, which has none."""
+    """Convert Java hashes into the key hashes of index entries: the absolute values as signed numbers, and 0 for
+    -2**31, which has no absolute value in 32 bits."""
     absolute = np.abs(hashes.view(np.int32).astype(np.int64))
     absolute[absolute == _SMALLEST] = 0
     return absolute.astype(np.int32)
 
 
 def id_range_hashes(topic: str, ranges: Sequence[IdRange]) -> NDArray[np.int32]:
-    """Return `index_key_hash(topic, id)` of each id of the ranges, in order; shape (n,) for n ids."""
+    """Return `index_key_hash(topic, id)` of each id in `ranges`, in order; shape (n,) for n ids in total."""
     stems = np.array([java_hash(f"{topic}#{ids.stem}") & 0xFFFFFFFF for ids in ranges], np.uint32)
     counters, numbers = _counters_of(ranges)
     return key_hashes(_COUNTER_HASHES[counters] + (stems * _POWER)[numbers])
 
 
 def _counters_of(ranges: Sequence[IdRange]) -> tuple[Ints, Ints]:
-    """Return the counter of each id of the ranges, and the number of its range; both of shape (n,) for n ids."""
+    """Return the counter value of each id in `ranges`, and the index of the range that contains the id; both have shape
+    (n,) for n ids in total."""
     counts = np.array([len(ids) for ids in ranges])
     numbers = np.repeat(np.arange(len(ranges)), counts)
-    # The difference between an id's counter and its index among all ids.
+    # `moved`: the difference between an id's counter value and its index among all ids, for each range.
     moved = np.array([ids.first for ids in ranges]) - (np.cumsum(counts) - counts)
     return (np.arange(len(numbers)) + moved[numbers]) & (IDS_PER_MS - 1), numbers
 
 
 def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[IdRange]) -> bool:
-    """True if the back-to-back records of `data`, which end at `ends`, have the ids of the ranges, in order, and no
-    other index key: no KEYS, and no record is of a rolled-back transaction.
+    """True if the back-to-back records of `data`, which end at `ends`, have the ids of `ranges`, in order, and no other
+    index key: no record has KEYS or belongs to a rolled-back transaction.
 
-    Each record's fields must fit into it, and its topic must be `topic`: the store's check of a batch guarantees both.
-    The answer is also False for IPv6 hosts, properties of too many shapes, and stems of different lengths.
+    Each record's fields must fit into the record, and its topic must be `topic`: the store's check of a batch
+    guarantees both. The result is also False for IPv6 hosts, for properties with too many different layouts, and for
+    stems of different lengths.
     """
     stems = [ids.stem.encode() for ids in ranges]
     if sum(map(len, ranges)) != len(ends) or not len(ends) or len(set(map(len, stems))) > 1:
@@ -94,12 +97,13 @@ def have_only_these_ids(data: Buffer, ends: Ints, topic: str, ranges: Sequence[I
 
 
 def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
-    """Return the properties of records of one size, with bodies of one size, shape (n, length of each); else None.
-    `fixed`: the length of everything except body and properties. None also for flags that matter here."""
+    """Return the property texts of records of equal size with bodies of equal size, as a table of shape (n, length of
+    one text). Returns None if sizes differ or a record has one of _FLAGS_THAT_MATTER. `fixed`: the length of a record
+    without body and properties."""
     size = int(ends[0])
     if int(ends[-1]) != len(ends) * size or not (np.diff(ends) == size).all():
         return None
-    # Fields and properties as columns of a table, in place: no byte is copied.
+    # Read the fields and properties as columns of a table over the same memory, without a copy.
     flags, body_sizes = (
         np.ndarray((len(ends),), ">i4", data, offset, (size,))
         for offset in (layout.SYS_FLAG_OFFSET, layout.BODY_OFFSET - 4)
@@ -111,9 +115,9 @@ def _texts_of_table(data: Bytes, ends: Ints, fixed: int) -> Bytes | None:
 
 
 def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
-    """True if property texts have the ids of this stem and these counters, shape (n,), no KEYS, and otherwise the same
-    bytes, except the digits of the producer's sequence. Most batches of a producer do, and the check reads each text
-    only a few times."""
+    """True if the property texts have ids with this stem and these counter values, shape (n,), have no KEYS, and are
+    otherwise equal except for the digits of the producer's sequence number. Most batches of a producer pass this check,
+    which reads each text only a few times."""
     first = texts[0].tobytes()
     names = [piece.partition(b"\x01")[0] for piece in first.split(b"\x02")]
     found = f"\x02{PROPERTY_UNIQ_KEY}\x01{stem}".encode()
@@ -136,12 +140,13 @@ def _differ_in_numbers_only(texts: Bytes, stem: str, counters: Ints) -> bool:
 
 
 def _have_counters(digits: Bytes, counters: Ints) -> bool:
-    """True if `digits`, of shape (m, 4), are the digits of these counters, shape (m,)."""
+    """True if row i of `digits`, shape (m, 4), has the hexadecimal digits of `counters[i]`."""
     return np.array_equal(np.ascontiguousarray(digits).view(np.uint32).ravel(), _COUNTER_WORDS[counters])
 
 
 def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape] | None:
-    """Return the shapes of the properties of records of any sizes; None for flags that matter here."""
+    """Return the property shapes (raymq.records.kernels.property_shapes) of records whose sizes may differ. Returns
+    None if a record has one of _FLAGS_THAT_MATTER, or if the records have too many shapes."""
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     if (windows(data, 4)[starts + layout.SYS_FLAG_OFFSET].view(">i4") & _FLAGS_THAT_MATTER).any():
         return None
@@ -153,8 +158,8 @@ def _shapes_of_rows(data: Buffer, ends: Ints, fixed: int) -> list[PropertyShape]
 
 
 def _has_only_ids(shape: PropertyShape, stems: Bytes, counters: Ints) -> bool:
-    """True if the records of the shape have the ids of these stems, shape (m, length of each), and counters, shape
-    (m,), and no KEYS."""
+    """True if the shape's records have no KEYS, and record i has the id that consists of `stems[i]` and the digits of
+    `counters[i]`."""
     found, length = shape.get(PROPERTY_UNIQ_KEY.encode()), stems.shape[1]
     if found is None or PROPERTY_KEYS.encode() in shape.values or found.table.shape[1] != length + _DIGITS:
         return False

@@ -1,6 +1,7 @@
 """Messages of one topic as columns: a sequence that creates a Message only when an item is read.
 
-It replaces a sequence of messages everywhere, even in a producer's retries, and is encoded without any Message.
+MessageColumns can replace any sequence of messages, even in a producer's retries, and is encoded without creating a
+Message.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from raymq.records.kernels.property_text import joined_texts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageColumns(Sequence[Message]):
-    """n messages without delay and flags, which were checked.
+    """A sequence of n checked messages without delay and flags, stored as columns.
 
-    `properties`: each message's property text as on disk (raymq.records.kernels.property_text), None if none has any.
-    `tag_codes`: the hashes of their tags, shape (n,), None if none has any. A slice with step 1 is MessageColumns over
-    the same memory; an index gives a Message, which is a copy.
+    `properties`: each message's property text as on disk (raymq.records.kernels.property_text); None if no message has
+    properties. `tag_codes`: the hashes of the messages' tags, shape (n,); None if no message has tags. A slice with
+    step 1 is a MessageColumns over the same memory; an index gives a Message, which is a copy.
     """
 
     topic: str
@@ -61,7 +62,7 @@ class MessageColumns(Sequence[Message]):
 
     @classmethod
     def chained(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
-        """Return the messages of several columns of one topic, one column after another."""
+        """Concatenate several MessageColumns of one topic, in order."""
         if len(parts) == 1:
             return parts[0]
         counts = [len(part) for part in parts]
@@ -77,7 +78,7 @@ class MessageColumns(Sequence[Message]):
 
     @property
     def sizes(self) -> Ints:
-        """The bytes of each message's body and properties, shape (n,)."""
+        """The size of each message's body and properties in bytes, shape (n,)."""
         return self.bodies.sizes if self.properties is None else self.bodies.sizes + self.properties.sizes
 
     def _message(self, row: int) -> Message:

@@ -1,9 +1,9 @@
-"""Messages of many records, checked in one pass and decoded field by field on access.
+"""Messages of many records, which are checked in one pass and decoded field by field on access.
 
-`read_messages` returns messages equal to `raymq.records.format.decode.read_record` of each record. All records are
-checked together. A field is decoded each time it is read, and a compressed body is decompressed when it is read. So a
-poll of thousands of compressed messages holds CACHED_BYTES of decompressed bodies, and the bodies that the program
-keeps.
+`read_messages` returns messages that equal the results of `raymq.records.format.decode.read_record` for each record.
+All records are checked together. A field is decoded each time it is read, and a compressed body is decompressed when it
+is read. So the messages of one poll hold at most CACHED_BYTES of decompressed bodies, in addition to the bodies that
+the program keeps.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from raymq.records.format.places import RecordPlaces
 from raymq.records.kernels.fields import FieldOffsets, find_intact
 
 FEW_RECORDS: Final = 8
-"""Up to this number, records are decoded one by one, which is faster than one pass of numpy."""
+"""Maximum number of records that are decoded one by one. For so few records, this is faster than one numpy
+pass."""
 CACHED_BYTES: Final = 8 << 20
-"""The decompressed bodies that the messages of one `read_messages` cache, in bytes. Programs often read a body
-twice."""
+"""Maximum size, in bytes, of the decompressed bodies that the messages of one `read_messages` call cache. The cache
+exists because programs often read a body twice."""
 
 OnUnreadable = Callable[[BodyUnreadableError], None]
-"""Called once with each unreadable message's error."""
+"""A function that is called once with the error of each unreadable message."""
 
 
 def ignore(error: BodyUnreadableError) -> None:
@@ -47,7 +48,7 @@ def ignore(error: BodyUnreadableError) -> None:
 
 
 _CACHE_LOCK: Final = threading.Lock()
-"""Guards the cached bodies of all sources; held for a few steps."""
+"""Guards the cached bodies of all DoubtfulMessages objects. It is held only for a few statements."""
 
 
 def read_messages(
@@ -60,15 +61,17 @@ def read_messages(
     on_unreadable: OnUnreadable = ignore,
     keeps_bodies: bool = True,
 ) -> list[MessageExt]:
-    """Return the messages of the records at `starts` (in any order) of `buffer`, which they keep alive and which must
-    not change.
+    """Return the messages of the records at positions `starts` (in any order) of `buffer`. The messages keep `buffer`
+    alive, and its bytes must not change.
 
-    Each start has a message, whatever the record's bytes are: a message's `body_error` has the reason if its body or
-    the whole record is unreadable (`raymq.records.format.decode`). `places`: the places of the records, with the same
-    indices as `starts`; a record that does not agree with its place counts as damaged. `on_unreadable` is called once
-    for each unreadable message, as soon as the damage is known, for a compressed body when it is read.
+    Each start has a message, whatever bytes its record has. If the body or the whole record is unreadable
+    (`raymq.records.format.decode`), the message's `body_error` has the reason. `places`: the expected places of the
+    records, with the same indices as `starts`; a record that does not agree with its place counts as damaged.
+    `on_unreadable` is called once for each unreadable message when the damage is detected; for a compressed body, this
+    is when the body is read.
 
-    Without `keeps_bodies`, the messages never cache a decompressed body, for programs that hold messages of many reads.
+    Without `keeps_bodies`, the messages never cache a decompressed body. Programs that keep the messages of many calls
+    use this.
     """
     known = RecordPlaces.unknown(broker_name) if places is None else places
     if len(starts) <= FEW_RECORDS and (keeps_bodies or not len(starts)):
@@ -107,7 +110,7 @@ def read_messages(
 def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableError]:
     """Return the errors of unreadable messages, by index, in ascending order.
 
-    Only reads bodies that may be unreadable: compressed bodies are decompressed one after another.
+    Only bodies that may be unreadable are read: compressed bodies are decompressed one after another.
     """
     errors: dict[int, BodyUnreadableError] = {}
     for index, message in enumerate(messages):
@@ -119,8 +122,8 @@ def find_unreadable(messages: Sequence[MessageExt]) -> dict[int, BodyUnreadableE
 
 
 def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.int64]) -> Sequence[int]:
-    """Return the indices of the records whose body's CRC differs from the header's. The CRC of an empty body is not
-    checked."""
+    """Return the indices of the records whose body does not match the CRC in the header. The CRC of an empty body is
+    not checked."""
     holds = body_crcs(view, fields.body_at, body_ends) == fields.head["body_crc"]
     if holds.all():
         return ()
@@ -129,7 +132,8 @@ def _wrong_crcs(view: memoryview, fields: FieldOffsets, body_ends: NDArray[np.in
 
 
 class StoredMessages:
-    """The source of the messages whose records lie at `fields` in `view`, without compressed or damaged bodies."""
+    """Decodes the fields of messages from their records in `view`, whose positions are `fields`. No body is compressed
+    or damaged. MessageExt objects read their fields from this object."""
 
     __slots__ = ("_body_at", "_body_ends", "_broker_name", "_queue_offsets", "_split", "_starts", "_view")
 
@@ -141,8 +145,8 @@ class StoredMessages:
         self._body_ends: list[int] = body_ends.tolist()
         self._queue_offsets = fields.head["queue_offset"].astype(np.int64)
         self._split: tuple[int, dict[str, str], dict[str, str]] = (-1, {}, {})
-        """The last properties read, with their message's index: a program mostly reads several fields of one message
-        before the next message."""
+        """The properties that were read last, with the index of their message. Most programs read several fields of one
+        message before the next message."""
 
     def body(self, index: int) -> bytes:
         return self._view[self._body_at[index] : self._body_ends[index]].tobytes()
@@ -217,7 +221,7 @@ class StoredMessages:
         return find_sections(self._view, self._starts[index], self._header(index))
 
     def _properties(self, index: int) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the user's and the reserved properties of a message."""
+        """Return two maps: the user's properties and the reserved properties of a message."""
         known, user, system = self._split
         if known != index:
             _, _, _, properties_at, end = self._sections(index)
@@ -227,8 +231,8 @@ class StoredMessages:
 
 
 class DoubtfulMessages(StoredMessages):
-    """The source of messages. Some have compressed bodies (`compressed`: their indices), or bodies that are
-    known to be unreadable (`reasons`, by index). Thread-safe."""
+    """Decodes the fields of messages. Some messages have compressed bodies (`compressed`: their indices), or bodies
+    that are known to be unreadable (`reasons`, by index). Thread-safe."""
 
     __slots__ = (
         "_bodies",
@@ -254,16 +258,16 @@ class DoubtfulMessages(StoredMessages):
         super().__init__(view, fields, body_ends, queue.broker_name)
         self._queue = queue
         self._compressed = dict(zip(compressed.tolist(), fields.sys_flag[compressed].tolist(), strict=True))
-        """The sys flags of the messages with compressed bodies, by index."""
+        """The sys flag of each message with a compressed body, by index."""
         self._reasons = reasons
         self._on_unreadable = on_unreadable
         self._keeps_bodies = keeps_bodies
         self._bodies: dict[int, bytes] = {}
-        """The last decompressed bodies, up to CACHED_BYTES in total, or one larger body."""
+        """The most recently decompressed bodies, by index: up to CACHED_BYTES in total, or one larger body."""
         self._cached_bytes = 0
 
     def note(self, index: int) -> None:
-        """Call `on_unreadable` for an unreadable message."""
+        """Call `on_unreadable` with the error of the unreadable message `index`."""
         self._on_unreadable(self._error(index, self._reasons[index]))
 
     def body(self, index: int) -> bytes:
@@ -288,7 +292,7 @@ class DoubtfulMessages(StoredMessages):
         raise self._error(index, reason)
 
     def _read(self, index: int) -> bytes | str:
-        """Return the body of a message, or the reason why it cannot be read."""
+        """Return the body of a message, or, as a str, the reason why the body is unreadable."""
         reason = self._reasons.get(index) if self._reasons else None
         if reason is not None:
             return reason

@@ -1,8 +1,9 @@
 """Moves due records of delayed messages to their target queues, many at a time.
 
-The result equals `read_waiting` and `move_record` of raymq.records.format.rewrite for each record. It handles records
-that these two would move without an error: with IPv4 hosts, of shared shapes, with readable properties, and with bodies
-that match their CRC. The caller passes other records to these two, which raise their errors.
+The result equals that of `read_waiting` and `move_record` in raymq.records.format.rewrite for each record. The module
+handles only records that these two functions move without an error: records with IPv4 hosts, common property layouts,
+readable properties, and bodies that match their CRC. The caller passes all other records to these two functions, which
+raise the errors.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ _ONLY_THE_STORE_KNOWS: Final = (
     slice(layout.STORE_TIMESTAMP_OFFSET, layout.STORE_HOST_OFFSET + 8),
     slice(layout.BODY_SIZE_OFFSET - 8, layout.BODY_SIZE_OFFSET),
 )
-"""Header fields that are zero until the store stamps them; the last one is the prepared transaction's offset."""
+"""Header fields that are set to zero: the fields that the store stamps, and the prepared transaction's offset."""
 
 
 class MovedRecord(NamedTuple):
-    """A record for the target queue of a delayed message, before its stamp, and the code of its tags."""
+    """A delayed message's record for its target queue, before the store stamps the record. `tags_code` is the code of
+    the message's tags."""
 
     topic: str
     queue_id: int
@@ -52,8 +54,8 @@ class MovedRecord(NamedTuple):
 def move_waiting_records(
     records: Sequence[bytes | memoryview], producers: Sequence[ProducerSequence]
 ) -> list[MovedRecord | None]:
-    """Return each of these whole records for its target queue, as its producer sent it; None for a record that must be
-    handled separately."""
+    """Return the record for the target queue of each delayed message. `records`: whole records; `producers`: the new
+    producer sequence of each. None stands for a record that the caller must handle separately."""
     moved: list[MovedRecord | None] = [None] * len(records)
     data = np.frombuffer(b"".join(records), np.uint8)
     sizes = np.array([len(record) for record in records], np.int64)
@@ -72,7 +74,8 @@ def move_waiting_records(
 def _move_shape(
     data: Bytes, fields: FieldOffsets, shape: PropertyShape, producers: Sequence[ProducerSequence]
 ) -> Iterator[tuple[int, MovedRecord]]:
-    """Yield the records of one shape that can be moved, by their rows."""
+    """Yield the moved records of one property shape, each with its row. Records that cannot be moved are
+    skipped."""
     real_topic, real_queue_id = shape.get(PROPERTY_REAL_TOPIC.encode()), shape.get(PROPERTY_REAL_QUEUE_ID.encode())
     queue_ids = None if real_queue_id is None else real_queue_id.numbers()
     deliver_at = shape.get(PROPERTY_TIMER_DELIVER_MS.encode())
@@ -105,7 +108,7 @@ def _move_shape(
 
 
 class _RecordTopic(NamedTuple):
-    """A topic, the magic of its records, and its length and text as they are in a record."""
+    """A topic's name, the magic of its records, and the topic's length and text as bytes of a record."""
 
     name: str
     magic: bytes
@@ -113,7 +116,7 @@ class _RecordTopic(NamedTuple):
 
 
 def _topic(data: bytes) -> _RecordTopic | None:
-    """Return the topic of that name; None for an illegal name."""
+    """Return the topic whose name is `data`; None if the name is illegal."""
     name = decode_utf8(data)
     try:
         magic, text = topic_part(name)
@@ -127,7 +130,8 @@ def _tags_codes(tags: Values | None, count: int) -> NDArray[np.int64]:
 
 
 def _kept_text(shape: PropertyShape) -> Bytes:
-    """Return the kept properties, each followed by a separator, as a table with a row for each record."""
+    """Return the properties that the new records inherit, each followed by a separator, as a table with one row per
+    record."""
     columns: list[int] = []
     at = 0
     for piece in shape.texts[0].tobytes().split(b"\x02"):
@@ -141,5 +145,5 @@ def _kept_text(shape: PropertyShape) -> Bytes:
 
 
 def _put_ints(headers: Bytes, offset: int, values: NDArray[np.signedinteger[Any]]) -> None:
-    """Write 4-byte numbers at `offset` of each header."""
+    """Write a 4-byte number into each header at byte `offset`."""
     headers[:, offset : offset + 4] = values.astype(">i4")[:, None].view(np.uint8)

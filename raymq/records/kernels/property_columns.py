@@ -2,8 +2,8 @@
 
     name 0x01 value 0x02 name 0x01 value 0x02 …     the property text that ends a record
 
-The texts of a block of records are copied side by side into a table, without the bodies between them. In the table,
-every 0x01 after the wanted name begins a value, and the next 0x02 ends it.
+The texts of a block of records are copied side by side into a table, without the bodies. In the table, every 0x01 after
+a wanted name begins a value, and the next 0x02 ends the value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from raymq.records.format.layout import windows
 from raymq.records.kernels.fields import Bytes, Ints
 
 _BLOCK_BYTES: Final = 1 << 18
-"""Bytes of texts that are searched at a time, so that they stay in the processor's cache."""
+"""Approximate size, in bytes, of the block of property texts that is searched at a time. A block of this size fits in
+the processor's cache."""
 _ABSENT: Final = -1
 
 
@@ -31,28 +32,28 @@ class ValueColumn:
     starts: Ints
     """The position of each value in `data`, shape (n,)."""
     sizes: Ints
-    """The length of each value in bytes, -1 for a record without one, shape (n,)."""
+    """The length of each value in bytes, shape (n,); -1 if the record does not have the property."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """True where a record has the property."""
+        """Mask of the records that have the property, shape (n,)."""
         return self.sizes >= 0
 
     def table(self, rows: Ints, width: int, skip: Ints | int = 0) -> Bytes:
-        """Return `width` bytes of each value of `rows`, from byte `skip` on, shape (m, width). Bytes after the value's
-        end are arbitrary."""
+        """Return `width` bytes of the value of each of `rows`, from byte `skip` of the value on; shape (m, width).
+        Bytes after the value's end are arbitrary."""
         return _table(self.data, self.starts[rows] + skip, width)
 
     def value(self, row: int) -> bytes:
-        """Return the value of one record, which must have one."""
+        """Return the value of the record at `row`, which must have the property."""
         return self.data[self.starts[row] : self.starts[row] + self.sizes[row]].tobytes()
 
 
 def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) -> list[ValueColumn]:
-    """Return the values of the properties `names` in the property texts of `sizes` bytes at `at`, a column for each
-    name.
+    """Return one column of values for each property in `names`. `at` and `sizes`: positions and lengths in bytes of the
+    records' property texts.
 
-    A property without a value counts as absent, and the last one of a repeated property counts.
+    A property without a value counts as absent. If a record repeats a property, the last value counts.
     """
     found = [(np.zeros(len(at), np.int64), np.full(len(at), _ABSENT, np.int64)) for _ in names]
     for rows in _blocks(sizes):
@@ -63,7 +64,8 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
         for name, (starts, lengths) in zip(names, found, strict=True):
             here = _behind(texts, begins, b"\x02" + name)
             row, column = np.divmod(here, width)
-            # Bytes after a text are arbitrary, and before its first name there is the mark of `_texts`.
+            # Ignore matches outside the text: the bytes after a text are arbitrary, and column 0 is the 0x02 that
+            # `_texts` writes.
             inside = (column <= block_sizes[row]) & (column > len(name))
             here, row, column = here[inside], row[inside], column[inside]
             length = ends[np.searchsorted(ends, here)] - here - 1
@@ -75,14 +77,15 @@ def find_properties(data: Bytes, at: Ints, sizes: Ints, names: Sequence[bytes]) 
 
 
 def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
-    """Yield the rows in blocks of about equal size in bytes. Long texts are not in a block with short ones."""
+    """Yield the rows in blocks of about equal size in bytes. If lengths differ widely, long and short texts are in
+    different blocks, so that a table has little unused space."""
     longest = int(sizes.max(initial=0))
     if len(sizes) * longest <= 2 * int(sizes.sum()) + _BLOCK_BYTES:
         rows = max(_BLOCK_BYTES // (longest + 2), 1)
         for first in range(0, len(sizes), rows):
             yield slice(first, min(first + rows, len(sizes)))
         return
-    classes = np.frexp(sizes)[1]  # the number of bits of each size
+    classes = np.frexp(sizes)[1]  # group sizes by their number of bits
     for one in np.unique(classes).tolist():
         members = np.flatnonzero(classes == one)
         rows = max(_BLOCK_BYTES >> one, 1)
@@ -91,15 +94,16 @@ def _blocks(sizes: Ints) -> Iterator[slice | Ints]:
 
 
 def _texts(data: Bytes, at: Ints, sizes: Ints, width: int) -> Bytes:
-    """Return the texts in a table of `width` columns, each between two 0x02, followed by arbitrary bytes."""
-    table = _table(data, at - 1, width)  # the length field precedes a text
+    """Return the texts as rows of a table with `width` columns: 0x02, the text, 0x02, and then arbitrary bytes."""
+    table = _table(data, at - 1, width)  # start one byte early, in the length field before the text, for the first 0x02
     table[:, 0] = 2
     table[np.arange(len(at)), sizes + 1] = 2
     return table
 
 
 def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
-    """Return a copy of the `width` bytes from each of `starts` on, zero after the end of `data`."""
+    """Return a copy of the `width` bytes from each position in `starts` on. Bytes beyond the end of `data` are
+    zero."""
     within = starts + width <= len(data)
     if within.all():
         gathered: Bytes = windows(data, width)[starts].view(np.uint8).reshape(-1, width)
@@ -107,14 +111,14 @@ def _table(data: Bytes, starts: Ints, width: int) -> Bytes:
     table = np.zeros((len(starts), width), np.uint8)
     if within.any():
         table[within] = windows(data, width)[starts[within]].view(np.uint8).reshape(-1, width)
-    for row in np.flatnonzero(~within).tolist():  # the last rows of the buffer
+    for row in np.flatnonzero(~within).tolist():  # rows whose `width` bytes would reach beyond the end of `data`
         part = data[starts[row] : starts[row] + width]
         table[row, : len(part)] = part
     return table
 
 
 def _behind(texts: Bytes, begins: Ints, before: bytes) -> Ints:
-    """Return the positions in `begins` that follow the bytes `before` in `texts`."""
+    """Return those positions in `begins` that directly follow the bytes `before` in `texts`."""
     begins = begins[np.searchsorted(begins, len(before)) :]
     for distance, byte in enumerate(reversed(before), 1):
         begins = begins[texts[begins - distance] == byte]

@@ -1,7 +1,7 @@
-"""Tags, keys and properties of many rows as the property text of their records, and the tags' codes.
+"""Builds the property texts of records from columns of tags, keys and properties, and computes the tags' codes.
 
-The text of a row equals the text of `raymq.records.format.encode` for a message: name 0x01 value 0x02 for each of its
-properties, then for TAGS, then for KEYS, whose value is the keys separated by spaces. The caller has checked all
+A row's text equals the text that `raymq.records.format.encode` writes for a message: name 0x01 value 0x02 for each
+property, then for TAGS, then for KEYS, whose value is the keys separated by spaces. The caller must have checked all
 values.
 """
 
@@ -26,27 +26,27 @@ _END: Final = b"\x02"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PropertyTexts:
-    """An optional text in each of n rows; an absent text is empty in `texts`."""
+    """A column with an optional text in each of n rows. An absent text is an empty string in `texts`."""
 
     texts: ByteColumn
     present: NDArray[np.bool_]
-    """False in the rows without a text, shape (n,)."""
+    """Mask of the rows that have a text, shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumn:
-    """Several entries in each of n rows: row i has the entries from `starts[i]` up to `starts[i + 1]` of each of
-    `parts`, which are one column for a list, and two columns, names and values, for a map."""
+    """A column with a list or map in each of n rows. Row i has the entries from `starts[i]` up to `starts[i + 1]` of
+    each column in `parts`. A list has one column; a map has two, names and values."""
 
     parts: tuple[ByteColumn, ...]
     starts: Ints
-    """Ascending from 0, shape (n + 1,)."""
+    """The index of each row's first entry, followed by the number of entries; ascending from 0, shape (n + 1,)."""
 
 
 def property_texts(
     tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> ByteColumn | None:
-    """The property text of each row; None if no row has any."""
+    """Return the property text of each row; None if no row has properties."""
     parts: list[ByteColumn] = []
     if properties is not None and len(properties.parts[0]):
         parts.append(_property_rows(properties))
@@ -62,7 +62,8 @@ def property_texts(
 def property_sizes(
     tags: PropertyTexts | None, keys: PropertyTexts | ListColumn | None, properties: ListColumn | None
 ) -> Ints | int:
-    """Return the length in bytes of each row's property text, perhaps a few bytes too much; 0 if no row has any."""
+    """Return the approximate length in bytes of each row's property text, never too small and at most a few bytes too
+    large; 0 if no row has properties."""
     sizes: Ints | int = 0
     for column, name in ((tags, _TAGS), (keys, _KEYS), (properties, b"")):
         if isinstance(column, PropertyTexts):
@@ -87,7 +88,8 @@ def _property_rows(column: ListColumn) -> ByteColumn:
 
 def _key_rows(column: ListColumn) -> ByteColumn:
     [keys] = column.parts
-    # Before a key is the property's name, if the key is its row's first, else a space. The end follows the last key.
+    # The property's name precedes the first key of a row, and a space precedes each further key. The end mark follows
+    # the row's last key.
     filled = column.starts[1:] > column.starts[:-1]
     first, last = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
     first[column.starts[:-1][filled]] = True
@@ -102,7 +104,7 @@ def _key_rows(column: ListColumn) -> ByteColumn:
 
 
 def _by_row(entries: ByteColumn, starts: Ints) -> ByteColumn:
-    """Return the entries of each row as one string, without a copy: they lie back to back."""
+    """Join the entries of each row into one string. They already lie back to back, so nothing is copied."""
     return ByteColumn(entries.data, entries.offsets[starts])
 
 
@@ -114,10 +116,10 @@ def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
     sizes = texts.sizes
     if not len(units):
         return hashes
-    if units.max() > 127:  # UTF-8 bytes differ from UTF-16 units
+    if units.max() > 127:  # not ASCII: UTF-8 bytes differ from UTF-16 code units
         distinct = {text: java_hash(text.decode()) for text in set(texts.tolist())}
         return np.array([distinct[text] for text in texts.tolist()], np.int64)
-    # The last byte of a text is multiplied by 1, the previous one by 31, and so on, modulo 2**32.
+    # The hash multiplies the last byte of a text by 1, the previous byte by 31, and so on, modulo 2**32.
     powers = np.full(int(sizes.max()), 31, np.uint32)
     powers[0] = 1
     np.multiply.accumulate(powers, out=powers)
@@ -130,15 +132,16 @@ def java_hashes(texts: ByteColumn) -> NDArray[np.int64]:
 
 
 def long_hashes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return Java's hash code of each number: an Integer's if it has 32 bits, else a Long's; shape (n,)."""
+    """Return Java's hash code of each number, shape (n,): the hash of an Integer if the number fits in 32 bits, else
+    the hash of a Long."""
     folded = (numbers ^ (numbers.view(np.uint64) >> np.uint64(32)).view(np.int64)).astype(np.int32)
     short = (numbers >= -(2**31)) & (numbers < 2**31)
     return np.where(short, numbers, folded.astype(np.int64))
 
 
 def joined_texts(texts: Sequence[ByteColumn | None], rows: Sequence[int]) -> ByteColumn | None:
-    """Concatenate columns with these numbers of rows. None stands for rows without text; returns None if all columns
-    are None."""
+    """Concatenate columns of property texts. `rows`: the number of rows of each column. None stands for a column
+    without texts. Returns None if all columns are None."""
     if all(column is None for column in texts):
         return None
     nothing = [ByteColumn.repeated(b"", np.zeros(count, np.bool_)) for count in rows]

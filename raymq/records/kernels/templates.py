@@ -1,9 +1,9 @@
 """Topics and properties of many records, read by the templates that most records share.
 
-The messages of a topic mostly look alike: after the body, the same topic and the same property names, with values of a
-few lengths. The bytes from the end of a record's body to its end are its *tail*. Tails that only differ in values have
-one *template*. One tail of it is parsed; then each value has the same span in all of them, and a column of values is
-copied as a column of a table.
+Most messages of a topic are similar: after the body they have the same topic and the same property names, with values
+of a few lengths. The bytes from the end of a record's body to the end of the record are its *tail*. Tails that differ
+only in property values have one *template*. One tail of a template is parsed. Each value has the same span in all tails
+of the template, so a column of values is copied as a column of a table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEAD: Final = np.dtype(
         ("body_size", ">i4"),
     ]
 )
-"""A record up to its body, with IPv4 hosts."""
+"""numpy type of a record's header with IPv4 hosts, up to the body."""
 
 _FIELDS: Final = (
     ("total_size", np.int32),
@@ -47,61 +47,63 @@ _FIELDS: Final = (
 )
 
 _ROWS_PER_TEMPLATE: Final = 64
-"""With more than one template per this number of records, it is faster to decode each record separately."""
+"""Minimum average number of records per template. With fewer records per template, it is faster to decode each record
+separately."""
 _TRIED: Final = 4
-"""The number of templates that are tried before the number of records per template is checked."""
+"""Number of templates that are found before the average number of records per template is checked."""
 _TAIL_MAX: Final = 4096
-"""The longest tail, in bytes, for a template."""
+"""Maximum length, in bytes, of a tail that is read by templates."""
 _SCRATCH_BYTES: Final = 100_000
-"""Bytes that are processed at a time. The allocator reuses a block of this size. A larger block would be returned to
-the system, and its pages faulted in each time."""
+"""Number of bytes that are processed at a time. The allocator reuses a block of this size. It would return a larger
+block to the system, and each new block would fault in its pages again."""
 INLINE_MAX: Final = 12
-"""The longest value that an Arrow view stores itself."""
+"""Maximum length, in bytes, of a value that is stored inside an Arrow view."""
 _ZERO: Final = int_array(np.zeros(1, np.int32))[0]
 _NO_TEXTS: Final = text_array([])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordTemplate:
-    """m records whose tails only differ in the properties' values."""
+    """A template and its m records, whose tails differ only in the properties' values."""
 
     rows: Ints
-    """The records' indices, shape (m,)."""
+    """The indices of the m records, shape (m,)."""
     tails: Bytes
-    """The bytes after each record's body, shape (m, length of a tail)."""
+    """The bytes of the records' tails, shape (m, length of a tail). A tail is the part of a record after its
+    body."""
     topic: str
     values: dict[str, tuple[int, int]]
-    """The span of each property's value in a tail, as start and end, by the property's name."""
+    """The start and end of each property's value in a tail, by the property's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatedRecords:
-    """n records, each with one of a few templates."""
+    """n records that share a few templates. Each record has one template."""
 
     head: dict[str, NDArray[Any]]
-    """The header fields of _FIELDS by name, each of shape (n,)."""
+    """The header fields of _FIELDS, by name; each array has shape (n,)."""
     body_at: Ints
     """The position of each record's body, shape (n,)."""
     _templates: list[RecordTemplate]
 
     def have_topic(self, topic: str) -> bool:
-        """True if all records are of `topic`."""
+        """True if all records belong to `topic`."""
         return all(template.topic == topic for template in self._templates)
 
     def topics(self) -> pa.Array:
-        """The topic of each record."""
+        """Return the topic of each record."""
         names = [template.topic for template in self._templates]
         if len(set(names)) <= 1:
             return pa.repeat(text_scalar(names[0]), len(self.body_at))
-        # Several topics: a dictionary of them, and the code of each record's topic.
+        # Several topics: return a dictionary array with the distinct topics and each record's code.
         codes = np.zeros(len(self.body_at), np.int32)
         for code, template in enumerate(self._templates):
             codes[template.rows] = code
         return text_array(names).take(int_array(codes))
 
     def column(self, name: str) -> pa.Array:
-        """Return the value of property `name` in each record, null if absent. Raises ArrowInvalid for a value that is
-        not UTF-8."""
+        """Return the value of property `name` in each record, null if the record does not have the property. Raises
+        ArrowInvalid if a value is not UTF-8."""
         found = [
             (template.rows, template, *template.values[name]) for template in self._templates if name in template.values
         ]
@@ -110,17 +112,18 @@ class TemplatedRecords:
         return _strings(len(self.body_at), found, nulls=True)
 
     def pairs(self, wanted: Callable[[str], bool]) -> pa.MapArray:
-        """Return each record's properties whose names are `wanted`. Raises ArrowInvalid for a value that is not
-        UTF-8."""
+        """Return a map with each record's properties whose names satisfy `wanted`. Raises ArrowInvalid if a value is
+        not UTF-8."""
         chosen = [[name for name in template.values if wanted(name)] for template in self._templates]
         if not any(chosen):
             return pa.MapArray.from_arrays(pa.repeat(_ZERO, len(self.body_at) + 1), _NO_TEXTS, _NO_TEXTS)
-        # The number of pairs in each record, and from it the index of its first pair.
+        # Count the pairs of each record, and compute the index of each record's first pair.
         counts = np.zeros(len(self.body_at), np.int32)
         for template, names in zip(self._templates, chosen, strict=True):
             counts[template.rows] = len(names)
         offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-        # Pair j of a record is at its first index + j: its name as a code, its value as a span of the template.
+        # Pair j of a record is at the record's first index + j. Its name is stored as a code, its value as a span of
+        # the template.
         known = list(dict.fromkeys(name for names in chosen for name in names))
         codes = np.zeros(int(offsets[-1]), np.int32)
         found = []
@@ -134,17 +137,19 @@ class TemplatedRecords:
 
 
 def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
-    """Return the records at `starts` by their templates, checked like `raymq.records.kernels.fields.find_fields`.
+    """Group the records at positions `starts` by templates. Records are checked as in
+    `raymq.records.kernels.fields.find_fields`.
 
-    Returns None if a record is damaged, has IPv6 hosts, a long topic or odd properties, or if too few share a template:
-    the caller then decodes by `find_fields`.
+    Returns None if a record is damaged, has IPv6 hosts, a long topic or unusual properties, or if too few records share
+    a template. The caller must then use `find_fields`.
     """
     if not len(starts) or starts.min() < 0 or starts.max() > len(data) - HEAD.itemsize:
         return None
     head = _heads(data, starts)
     body_size, body_at = head["body_size"], starts + HEAD.itemsize
     tail_at, ends = body_at + body_size, starts + head["total_size"]
-    # Only V1 records with IPv4 hosts, whose tails lie inside of the buffer. A tail has at least its two length fields.
+    # Accept only V1 records with IPv4 hosts whose tails lie inside the buffer. A tail has at least its two length
+    # fields (3 bytes).
     plain = (head["magic"] == layout.MAGIC_V1) & (head["sys_flag"] & layout.SYS_FLAG_HOSTS_MASK == 0)
     if not (plain & (body_size >= 0) & (tail_at + 3 <= ends) & (ends <= len(data))).all():
         return None
@@ -155,18 +160,19 @@ def find_templates(data: Bytes, starts: Ints) -> TemplatedRecords | None:
             return None
         templates.append(template)
         left -= len(template.rows)
-        # The most common tails come first: if they share no templates, the others do not either.
+        # The most common tail sizes are processed first. If these tails do not share templates, the remaining tails do
+        # not either.
         if left and len(templates) >= _TRIED and len(starts) - left < len(templates) * _ROWS_PER_TEMPLATE:
             return None
     return TemplatedRecords(head, body_at, templates)
 
 
 def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
-    """Return the header fields of columns, each as an array of shape (len(starts),)."""
+    """Return the header fields of _FIELDS, each as an array of shape (len(starts),)."""
     columns = {name: np.empty(len(starts), dtype) for name, dtype in _FIELDS}
     step = _SCRATCH_BYTES // HEAD.itemsize
     for at in range(0, len(starts), step):
-        # One copy of the whole headers; each field is then a strided view of it.
+        # Copy the whole headers once; each field is then a strided view of this copy.
         some = _gather(data, starts[at : at + step], HEAD.itemsize).view(HEAD)[:, 0]
         for name, column in columns.items():
             column[at : at + step] = some[name]
@@ -174,11 +180,12 @@ def _heads(data: Bytes, starts: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
-    """Return the `size` bytes at each of n positions, as an array of shape (n, size)."""
+    """Return `size` bytes from each of n positions `at`, as an array of shape (n, size)."""
     # Arrow copies long values twice as fast as numpy.
     if size <= INLINE_MAX or not len(at):
         return windows(data, size)[at].view(np.uint8).reshape(-1, size)
-    # A long value's view is its size, its first four bytes (which a copy does not read), its buffer 0 and its offset.
+    # An Arrow view of a long value is its size, its first four bytes (not needed for a copy), its buffer's number (0)
+    # and its position.
     views = np.zeros((len(at), 4), np.int32)
     views[:, 0], views[:, 3] = size, at
     lines = pa.Array.from_buffers(pa.binary_view(), len(at), [None, pa.py_buffer(views), pa.py_buffer(data)])
@@ -186,18 +193,18 @@ def _gather(data: Bytes, at: Ints, size: int) -> Bytes:
 
 
 def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | None]:
-    """Yield the templates of the tails at `at` with these sizes in bytes, the most common size first. Yields None last
-    if a tail is too rare to have a template."""
+    """Yield the templates of the tails at positions `at` with these sizes in bytes, the most common size first. Yields
+    None last if a tail is too rare to have a template."""
     counts = np.bincount(np.minimum(sizes, _TAIL_MAX + 1))
     if len(counts) > _TAIL_MAX + 1:
         yield None
         return
     found = np.flatnonzero(counts)
     for size in found[np.argsort(-counts[found], kind="stable")].tolist():
-        # Tails of one size at a time: only they can share a template, and they form a table.
+        # Process the tails of one size at a time: only tails of equal size can share a template, and they form a table.
         rows = np.arange(len(at)) if counts[size] == len(at) else np.flatnonzero(sizes == size)
         tails = _gather(data, at[rows], size)
-        # The first remaining tail defines a template; tails that do not match remain for the next turn.
+        # The first remaining tail defines a template. Tails that do not match remain for the next iteration.
         while len(rows):
             parsed = _parse(tails[0].tobytes())
             if parsed is None:
@@ -213,7 +220,8 @@ def _templates(data: Bytes, at: Ints, sizes: Ints) -> Iterator[RecordTemplate | 
 
 
 def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
-    """Return the topic of a tail, and the span of each property's value in it, by name; None if anything is odd."""
+    """Parse a tail. Returns its topic, and the start and end of each property's value in the tail, by name. Returns
+    None if the tail is unusual or damaged."""
     properties_at = 1 + tail[0] + 2
     if tail[0] > layout.V1_TOPIC_SIZE_MAX or properties_at > len(tail):
         return None
@@ -234,13 +242,13 @@ def _parse(tail: bytes) -> tuple[str, dict[str, tuple[int, int]]] | None:
 
 
 def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return a mask of shape (m,) for m tails: True for tails of the first one's template, which are equal outside of
-    the values and have no separator in them."""
-    # `fixed`: the columns outside of the values.
+    """Return a mask of the tails that have the first tail's template, shape (m,) for m tails. Such tails equal the
+    first tail outside of the values, and their values contain no separator."""
+    # `fixed`: mask of the columns outside of the values.
     fixed = np.ones(tails.shape[1], bool)
     for start, end in values.values():
         fixed[start:end] = False
-    # The number of separators in a tail of the template, all of them in fixed columns.
+    # Number of separators in a tail of the template; all of them are in fixed columns.
     separators = int(np.count_nonzero((tails[0] == 1) | (tails[0] == 2)))
     alike = np.ones(len(tails), bool)
     step = max(_SCRATCH_BYTES // tails.shape[1], 1)
@@ -248,26 +256,27 @@ def _alike(tails: Bytes, values: dict[str, tuple[int, int]]) -> NDArray[np.bool_
         some = tails[at : at + step]
         same = some == tails[0]
         separates = some - np.uint8(1) < 2  # 0x01 or 0x02
-        # Mostly all are equal, which columns show faster: each fixed column has one value, and the number of separators
-        # is that of the fixed columns. Otherwise each tail is compared separately.
+        # Fast path: usually all tails match. Then each fixed column has one value, and the tails have no separators
+        # outside of the fixed columns. Otherwise compare each tail separately.
         if not same.all(axis=0)[fixed].all() or np.count_nonzero(separates) != len(some) * separators:
             alike[at : at + step] = np.where(fixed, same, ~separates).all(axis=1)
     return alike
 
 
 def _strings(count: int, found: list[tuple[Ints, RecordTemplate, int, int]], *, nulls: bool) -> pa.Array:
-    """Return an array of `count` texts, empty except those in `found`: (rows, template, start, end) puts columns
-    `start` to `end` of the template's tails at `rows`. With `nulls` empty texts are null. Raises ArrowInvalid for
-    invalid UTF-8."""
-    # Arrow's layout of texts: offsets from the sizes, then one buffer with all texts back to back.
+    """Return an array of `count` texts. Each entry (rows, template, start, end) of `found` copies columns `start` to
+    `end` of the template's tails to the texts at `rows`. All other texts are empty. With `nulls`, empty texts are null.
+    Raises ArrowInvalid if a text is not UTF-8."""
+    # Arrow stores texts as offsets, which follow from the sizes, and one buffer with all texts back to back.
     sizes = np.zeros(count, np.int32)
     for rows, _, start, end in found:
         sizes[rows] = end - start
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))
-    buffer = pa.allocate_buffer(int(offsets[-1]))  # Arrow reuses its memory: pages are not faulted in again
+    # Arrow's allocator reuses memory, so that the pages are not faulted in again
+    buffer = pa.allocate_buffer(int(offsets[-1]))
     text = np.frombuffer(buffer, np.uint8)
     for rows, template, start, end in found:
-        # Columns `start` to `end` as one opaque value per tail: a strided view, scattered in one assignment.
+        # View columns `start` to `end` of each tail as one opaque value, so that one assignment scatters all values.
         tails, size = template.tails, end - start
         values = np.ndarray(len(tails), f"V{size}", buffer=tails, offset=start, strides=(tails.shape[1],))
         windows(text, size)[offsets[rows]] = values

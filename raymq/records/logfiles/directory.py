@@ -11,7 +11,8 @@ BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
 
 
 def file_name(start: int) -> str:
-    """Return the name of the file whose first byte has offset `start`: 20 decimal digits (spec/storage.md §1)."""
+    """Return the name of the file whose first byte is at offset `start`: 20 decimal digits (spec/storage.md
+    §1)."""
     return f"{start:020d}"
 
 

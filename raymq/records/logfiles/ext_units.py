@@ -1,4 +1,5 @@
-"""Reads queue units outside of plain consume queues: units of extensions, and units of inner batches.
+"""Reads queue units that are not in plain consume queues: units of consume-queue extensions, and units of inner
+batches.
 
 The extension of a consume queue has units that are too long for the queue itself (spec/storage.md §2).
 
@@ -8,8 +9,9 @@ On disk
     unit    | size 2 = 20 + bitmap | tags_code 8 | store_timestamp 8 | bitmap_size 2 | bitmap |
     end     | -1 2 | the rest of the file, too short for a unit
 
-The unit in the consume queue then holds, instead of a tag code, the address of an extension unit: its offset, counted
-from the smallest long. No hash is so small. If the extension unit was deleted, the tag is unknown.
+The unit in the consume queue then has the address of an extension unit instead of a tag code. The address is the
+extension unit's offset plus the smallest long; no tag hash is this small. If the extension unit was deleted, the tag is
+unknown.
 
 Batch consume queues are RocketMQ's queues of records that hold many messages each (spec/storage.md §2).
 
@@ -18,8 +20,9 @@ On disk
 
     | physical_offset 8 | size 4 | tags_code 8 | store_timestamp 8 | base_offset 8 | count 2 | -1 4 | 0 4 |
 
-A unit's position in its file does not determine its queue offset: `base_offset` is the offset of its first message.
-This module returns single messages (raymq.records.format.inner_batch), so that no other module handles batches.
+A unit's position in its file does not determine the unit's queue offset: `base_offset` is the queue offset of the
+record's first message. This module returns single messages (raymq.records.format.inner_batch), so that no other module
+handles batches.
 """
 
 from __future__ import annotations
@@ -42,20 +45,21 @@ from raymq.records.logfiles.file_maps import FileMaps
 
 
 def read_units(maps: FileMaps, path: Path) -> NDArray[np.void]:
-    """Return the units in a file, over its map; units that were never written are zero. Raises FileNotFoundError if it
-    does not exist."""
+    """Return the batch units in a file, as an array over the mapped file. Units that were never written are zero.
+    Raises FileNotFoundError if the file does not exist."""
     data = maps.get(str(path), at_random=True)
     return np.frombuffer(data, BATCH_UNIT_DTYPE, len(data) // BATCH_UNIT_BYTES)
 
 
 def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[NDArray[np.void]]:
-    """Yield the units from the unit with `queue_offset` on, each as an array of one."""
+    """Yield the batch units of a queue, starting with the unit that contains `queue_offset`. Each unit is an array of
+    length one."""
     paths = sorted(directory / name for name in os.listdir(directory) if name.isdecimal())
-    # The file with the offset is the last file whose first unit does not begin after the offset.
+    # The offset is in the last file whose first unit does not begin after the offset.
     firsts = [int(units[0]["base_offset"]) for path in paths if len(units := read_units(maps, path))]
     for path in paths[max(bisect_right(firsts, queue_offset) - 1, 0) :]:
         units = read_units(maps, path)
-        # Units are written in order: the first unit without a size ends them.
+        # Units are written in order, so the first unit without a size is the first unwritten unit.
         written = int(np.argmax(units["size"] <= 0)) if (units["size"] <= 0).any() else len(units)
         ends = units["base_offset"][:written] + units["count"][:written]
         for index in range(int(np.searchsorted(ends, queue_offset, "right")), written):
@@ -65,9 +69,9 @@ def units_from(maps: FileMaps, directory: Path, queue_offset: int) -> Iterator[N
 def messages_of(
     record: memoryview, unit: np.void, from_offset: int, tag_codes: frozenset[int] | None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the messages of an inner batch from queue offset `from_offset` on, with their queue offsets, only messages
-    with a tag code in `tag_codes`. If the batch is damaged, or its body does not decompress, each message is empty
-    bytes, which its reader treats as a damaged record."""
+    """Yield the messages of an inner batch from queue offset `from_offset` on, each with its queue offset. If
+    `tag_codes` is given, only messages with one of these tag codes are yielded. If the batch is damaged or its body
+    cannot be decompressed, each message is empty bytes, which the reader treats as a damaged record."""
     codes = None if tag_codes is None else {code & 0xFFFFFFFF for code in tag_codes}
     try:
         for message in split_inner_batch(record):
@@ -81,26 +85,27 @@ def messages_of(
 
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
-"""A number in a consume-queue unit up to this value is not a tag code but an address."""
+"""Largest value of a consume-queue unit's tag-code field that is the address of an extension unit. Larger values are
+tag codes."""
 EXT_UNIT_DTYPE: Final = np.dtype(
     [("size", ">i2"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("bitmap_size", ">i2")]
 )
-"""An extension unit, without its bitmap."""
+"""numpy type of an extension unit, without its bitmap."""
 _FIRST_ADDRESS: Final = np.int64(-(2**63))
 
 
 def addresses_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the addresses of the extension units at `offsets`."""
+    """Convert offsets of extension units into the addresses that consume-queue units store."""
     return offsets ^ _FIRST_ADDRESS
 
 
 def offsets_of(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets of the extension units at `addresses`."""
+    """Convert addresses in consume-queue units into offsets of extension units."""
     return addresses ^ _FIRST_ADDRESS
 
 
 def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return the extension units at `positions` of a file, zero beyond its end."""
+    """Return the extension units at `positions` of a file. A unit beyond the end of the file is zero."""
     units = np.zeros(len(positions), EXT_UNIT_DTYPE)
     within = positions <= len(data) - EXT_UNIT_DTYPE.itemsize
     units[within] = windows(data, EXT_UNIT_DTYPE.itemsize)[positions[within]].view(EXT_UNIT_DTYPE)
@@ -108,15 +113,16 @@ def units_at(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[n
 
 
 def are_units(units: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return a mask of the extension units that were written."""
+    """Return a mask of the extension units whose length fields are valid, which means that the units were
+    written."""
     bitmaps = units["bitmap_size"].astype(np.int32)
     good: NDArray[np.bool_] = (bitmaps >= 0) & (units["size"] == EXT_UNIT_DTYPE.itemsize + bitmaps)
     return good
 
 
 class ExtensionReader:
-    """Reads the extensions in `directory`, whose files have `file_size` bytes. Only used if a unit of a consume queue
-    holds an address, so never in a store that never had the option on."""
+    """Reads the consume-queue extensions in `directory`, whose files have `file_size` bytes. The reader is only used if
+    a unit of a consume queue has an address, so never in a store in which the option was never on."""
 
     def __init__(self, maps: FileMaps, directory: str, file_size: int) -> None:
         self._maps, self._directory, self._file_size = maps, directory, file_size
@@ -124,12 +130,12 @@ class ExtensionReader:
     def units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the extension units of a queue at `addresses`, and a mask of existing units."""
+        """Return the extension units of a queue at `addresses`, and a mask of the units that exist."""
         offsets = offsets_of(addresses)
         starts = offsets - offsets % self._file_size
         units = np.zeros(len(offsets), EXT_UNIT_DTYPE)
         for start in np.unique(starts).tolist():
-            # The addresses in this file. Units of a deleted file stay zero.
+            # `rows`: the addresses in this file. If the file was deleted, its units stay zero.
             rows = np.flatnonzero(starts == start)
             try:
                 data = self._maps.get(f"{self._directory}/{topic}/{queue_id}/{file_name(start)}", at_random=True)
@@ -141,6 +147,7 @@ class ExtensionReader:
     def tags_codes(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tag codes in the units at `addresses`, 0 if missing, and a mask of existing codes."""
+        """Return the tag codes of the extension units at `addresses`, 0 for a missing unit, and a mask of the units
+        that exist."""
         units, found = self.units(topic, queue_id, addresses)
         return np.where(found, units["tags_code"], 0), found

@@ -1,10 +1,10 @@
-"""A bounded table of read-only maps of whole files.
+"""A bounded table of read-only memory maps of whole files.
 
-A map shows bytes that other processes write to the file. An array from the table keeps its map alive: it stays readable
-after the table has dropped the map, and after the file has been unlinked.
+A map shows bytes that other processes write to the file. An array from the table keeps its map alive: the array stays
+readable after the table has dropped the map, and after the file has been deleted.
 
-The two classes of log files map a commit log for reading, from one directory or from several that alternate. A reader
-uses one of them, and requests files by their first physical offset.
+LogDirectory and LogDirectories map the files of a commit log for reading, from one directory or from several that
+alternate. A reader uses one of the two, and requests a file by its first physical offset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from raymq.common.errors import ServiceNotAvailableError
 from raymq.records.logfiles.directory import file_name
 
 DISK_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.EBADMSG, errno.ESTALE})
-"""The errors of a disk, or of a file system, that cannot be read."""
+"""Error numbers of a disk or a file system that cannot be read."""
 SWEEP_INTERVAL_S: Final = 1.0
-"""The shortest time between two searches for maps of deleted files, which need a call per map. A search happens when a
-new file is mapped."""
+"""Minimum time in s between two searches for maps of deleted files, which need a system call per map. A search runs
+when a new file is mapped."""
 
 
 class _Map(NamedTuple):
@@ -41,10 +41,11 @@ class _Map(NamedTuple):
 
 
 class FileMaps:
-    """Maps by path. Beyond `max_bytes` of address space or `max_files`, the least recently used are dropped.
-    Thread-safe.
+    """Read-only memory maps by path. If the maps exceed `max_bytes` of address space or `max_files`, the least recently
+    used maps are dropped. Thread-safe.
 
-    A file that another file of the same name has replaced is detected by its inode, and mapped again.
+    If another file has replaced a mapped file under the same name, the inode or size differs, and the new file is
+    mapped.
     """
 
     def __init__(self, *, max_bytes: int, max_files: int, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -56,18 +57,18 @@ class FileMaps:
         self._maps: OrderedDict[str, _Map] = OrderedDict()
         self._bytes = 0
         self.on_failure: Callable[[OSError], None] | None = None
-        """Called by any thread that finds that the disk cannot be read. It must not block. None if the files are only
-        read: the caller then gets the error."""
+        """Called by any thread that detects that the disk cannot be read. The function must not block. If None, the
+        caller of `get` receives the OSError."""
 
     def get(self, path: str, *, at_random: bool = False) -> NDArray[np.uint8]:
-        """Return the bytes of the file, read-only; empty for an empty file.
+        """Return the bytes of a file, read-only; an empty array for an empty file.
 
-        Raises FileNotFoundError if the file does not exist, ServiceNotAvailableError if the disk cannot be read and
-        `on_failure` was called, else OSError. A part that cannot be read later raises no error: SIGBUS ends the
-        process.
+        Raises FileNotFoundError if the file does not exist. If the disk cannot be read, calls `on_failure` and raises
+        ServiceNotAvailableError. Raises OSError for other failures, or if `on_failure` is None. If a part of the map
+        cannot be read later, no error is raised: the signal SIGBUS ends the process.
 
-        `at_random`: the file is read in small parts anywhere, so the kernel must not read ahead. On a disk that reads 8
-        MiB ahead, the first read of a queue's file would otherwise load all of its 6 MB.
+        `at_random`: the caller reads small parts at random positions, so the kernel must not read ahead. On a disk with
+        a read-ahead of 8 MiB, the first read of a queue's file would otherwise load all of its 6 MB.
         """
         try:
             stat = os.stat(path)
@@ -86,7 +87,8 @@ class FileMaps:
             ) from error
 
     def drop_map(self, path: str) -> None:
-        """Drop the map of a file that is being deleted. Its blocks stay in use while it is mapped."""
+        """Drop the map of a file that is being deleted. The file's disk blocks stay in use while the file is
+        mapped."""
         with self._lock:
             found = self._maps.pop(path, None)
             if found is not None:
@@ -127,7 +129,8 @@ class FileMaps:
         return data
 
     def _drop_deleted(self) -> None:
-        """Drop the maps of deleted files: no reader requests them again, and a map keeps its file's blocks in use."""
+        """Drop the maps of deleted files. No reader requests these files again, and a map keeps the file's disk blocks
+        in use."""
         now_s = self._clock_s()
         if now_s - self._swept_s >= SWEEP_INTERVAL_S:
             self._swept_s = now_s
@@ -136,7 +139,7 @@ class FileMaps:
 
 
 class LogDirectory:
-    """The files of a log in one directory."""
+    """The files of a commit log in one directory."""
 
     def __init__(self, maps: FileMaps, directory: str) -> None:
         self._maps, self._directory = maps, directory
@@ -145,13 +148,13 @@ class LogDirectory:
         return self._directory
 
     def map_file(self, start: int) -> memoryview:
-        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if it does not
-        exist."""
+        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if the file
+        does not exist."""
         return self._maps.get(f"{self._directory}/{file_name(start)}").data
 
 
 class LogDirectories:
-    """The files of a log in several directories, in alphabetical order."""
+    """The files of a commit log in several directories, in alphabetical order of the directories."""
 
     def __init__(self, maps: FileMaps, directories: Sequence[str], file_size: int) -> None:
         self._directories = [LogDirectory(maps, directory) for directory in directories]
@@ -161,10 +164,11 @@ class LogDirectories:
         return ", ".join(map(str, self._directories))
 
     def map_file(self, start: int) -> memoryview:
-        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if it does not
-        exist.
+        """Return the bytes of the file that starts at physical offset `start`. Raises FileNotFoundError if the file
+        does not exist.
 
-        The directories alternate. The file is in another directory if its own was full (storage.log.log_paths).
+        Files are assigned to the directories in turn. A file is in another directory if its assigned directory was full
+        (storage.log.log_paths).
         """
         turn = start // self._file_size % len(self._directories)
         for directory in self._directories[turn:] + self._directories[:turn]:
@@ -178,6 +182,7 @@ class LogDirectories:
 def open_log_directories(
     maps: FileMaps, root: Path | str, directories: Sequence[Path | str], file_size: int
 ) -> LogDirectory | LogDirectories:
-    """Return the log files of the store at `root`: in `directories`, or below `root` if there are none."""
+    """Return the log files of the store at `root`. They are in `directories`; if `directories` is empty, they are in
+    the default directory below `root`."""
     names = sorted(map(str, directories)) or [f"{root}/{COMMIT_LOG_DIR}"]
     return LogDirectory(maps, names[0]) if len(names) == 1 else LogDirectories(maps, names, file_size)

@@ -1,15 +1,15 @@
-"""Reads the files of a store directory in place, without calls to the process that writes them.
+"""Reads the files of a store directory directly, without calls to the process that writes them.
 
-The store itself, consumers on the same node, and Spark's Python workers use it. It takes no lock, changes nothing, and
-sees new bytes as soon as the store has written them.
+The reader is used by the store itself, by consumers on the same node, and by Spark's Python workers. It takes no lock,
+changes nothing, and reads new bytes as soon as the store has written them.
 
     consumequeue/TOPIC/QUEUE/00000000000000000000      units of 20 bytes: physical offset, size, tag code
     consumequeue_ext/TOPIC/QUEUE/                      the units whose addresses a queue holds: ext_units.py
     commitlog/00000000000000000000                     the records of the units; or in other directories
     batchconsumequeue/TOPIC/QUEUE/                     queues of inner batches: ext_units.py
 
-A unit or record beyond the queue's visible end may already exist, even in part: ask the store for the end first, and
-read below it.
+A unit or record beyond the queue's visible end may already exist, possibly incomplete. Request the visible end from the
+store first, and read only below it.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from raymq.records.logfiles.file_maps import FileMaps, open_log_directories
 from raymq.records.logfiles.own_records import agree, with_places_of
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
-"""The size in a unit that only occupies a queue offset and has no record (spec/storage.md §2)."""
+"""Size field of a queue unit that occupies a queue offset but has no record (spec/storage.md §2)."""
 _DEFAULT_MAX_MAPPED_BYTES: Final = 16 << 30
 _DEFAULT_MAX_MAPPED_FILES: Final = 256
 _SCAN_UNITS: Final = 16_384
-"""The number of units whose tag codes are compared at a time."""
+"""Number of queue units whose tag codes are compared at a time."""
 _FILTER_UNITS: Final = 32_768
-"""The most messages that a fetch checks with a filter expression."""
+"""Maximum number of messages that one fetch checks with a filter expression."""
 _FILTER_BYTES: Final = 32 << 20
-"""The most bytes of records among which one fetch reads properties for a filter expression."""
+"""Total record size, in bytes, after which one fetch stops reading properties for a filter expression."""
 _FILTER_UNITS_FIRST: Final = 256
-"""The number of messages that are checked first: if most pass, a small fetch must not check many."""
+"""Minimum number of messages in the first step of a filtered fetch. The step is small because a small fetch needs few
+messages if most of them match."""
 _SPAN_MAX: Final = 1 << 30
-"""The most bytes of a log file from the first to the last of LocatedRecords: positions in them fit in 32 bits, the size
-in Arrow's views."""
+"""Maximum distance, in bytes, from the first to the last record in one LocatedRecords. Positions within this distance
+fit in the 32 bits of an Arrow view."""
 
 _AT_ONCE: Final = np.zeros(1, np.int64)
-"""The position of a record at the beginning of its view."""
+"""`starts` of a single record whose buffer begins with the record."""
 _AT_ONCE.setflags(write=False)
 
 
 class StoreFiles(NamedTuple):
-    """A store's files, as a LogReader in another process of the node needs them."""
+    """Paths and file sizes of a store, from which another process on the same node creates a LogReader."""
 
     root: str
     commit_log_file_size: int
@@ -75,10 +76,11 @@ class StoreFiles(NamedTuple):
 class LogReader:
     """A read-only view of a store directory. Thread-safe.
 
-    The file sizes must be the store's; `commit_log_directories` hold the files of its log, by default
-    `commitlog` below the root. A fetch with tags reads the messages of `max_filter_message_size` bytes of units, and at
-    least `max_messages` (spec/storage.md §10). At most `max_mapped_bytes` and `max_mapped_files` are mapped at a time.
-    The arrays of `units` and `views` stay readable after `close` and after the file is deleted.
+    The file sizes must equal the store's settings. `commit_log_directories` contain the log's files; by default the
+    directory is `commitlog` below the root. A fetch with tags checks at most the queue units that fit in
+    `max_filter_message_size` bytes, but at least `max_messages` messages (spec/storage.md §10). At most
+    `max_mapped_bytes` and `max_mapped_files` are mapped at a time. The arrays from `units` and `views` stay readable
+    after `close` and after their file is deleted.
     """
 
     def __init__(
@@ -102,14 +104,15 @@ class LogReader:
         self._extensions = ExtensionReader(self.maps, f"{root}/{CONSUME_QUEUE_EXT_DIR}", consume_queue_ext_file_size)
         self._log_files = open_log_directories(self.maps, root, commit_log_directories, commit_log_file_size)
         self.mend_units: Callable[[str, int, int, int], bool] | None = None
-        """Called by `fetch` with a topic, a queue id, and two offsets between which units do not match their records.
-        Returns True if it has rebuilt some of them. None if the files are only read."""
+        """Called by `fetch` if queue units do not match their records, with a topic, a queue id, and an offset range
+        that contains these units. Returns True if it has rebuilt some of the units. None if this reader cannot repair
+        units."""
 
     def units(self, topic: str, queue_id: int, from_offset: int, count: int) -> NDArray[np.void]:
         """Return at most `count` units of a queue from queue offset `from_offset` on, as an array over the mapped file.
 
-        Returns fewer at the end of a file (call again for the rest), none if no such file exists. Units that were never
-        written are zero: the caller stays below the queue's visible end.
+        Returns fewer units at the end of a file (call again for the rest), and none if the file does not exist. Units
+        that were never written are zero, so the caller must stay below the queue's visible end.
         """
         file_index, index = divmod(from_offset, self._units_per_file)
         start = file_index * self._units_per_file * CONSUME_QUEUE_UNIT_BYTES
@@ -125,8 +128,8 @@ class LogReader:
     def tags_codes(
         self, topic: str, queue_id: int, units: NDArray[np.void]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the tag codes of a queue's `units`, including codes in its extension, and a mask of known codes. An
-        unknown code is 0: the client compares the tag's text."""
+        """Return the tag codes of a queue's `units`, including codes that are stored in the queue's extension, and a
+        mask of the known codes. An unknown code is 0; the client then compares the tag's text."""
         codes = units["tags_code"].astype(np.int64)
         known = codes > EXT_ADDRESS_MAX
         if not known.all():
@@ -137,12 +140,12 @@ class LogReader:
     def ext_units(
         self, topic: str, queue_id: int, addresses: NDArray[np.int64]
     ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-        """Return the units of a queue's extension at `addresses`, and a mask of existing units."""
+        """Return the units of a queue's extension at `addresses`, and a mask of the units that exist."""
         return self._extensions.units(topic, queue_id, addresses)
 
     def store_timestamps(self, physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the store timestamps of the records at these offsets, in ms since 1970. Raises DataLossError if one
-        was deleted."""
+        """Return the store timestamps of the records at these physical offsets, in ms since 1970. Raises DataLossError
+        if the log file of a record was deleted."""
         times = np.empty(len(physical_offsets), np.int64)
         starts = physical_offsets - physical_offsets % self.commit_log_file_size
         for start in np.unique(starts).tolist():
@@ -152,17 +155,18 @@ class LogReader:
         return times
 
     def views(self, units: NDArray[np.void]) -> list[memoryview]:
-        """Return the records of `units`, in order, as views over the mapped files. Adjacent records on disk share one
-        view.
+        """Return the records of `units`, in order, as views over the mapped files. Records that are adjacent on disk
+        share one view.
 
         Raises DataLossError if the commit log does not contain one of the records.
         """
         if not len(units):
             return []
-        # `breaks`: the units after which the next record is not adjacent on disk. Between breaks one view is enough.
+        # Records that are adjacent on disk need only one view.
         starts = units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
-        # breaks: the units that end before the next one starts. first, last: the ends of each range without a break.
+        # `breaks`: the units after which the next record is not adjacent on disk. `first`, `last`: the start and end of
+        # each range of adjacent records.
         breaks = np.flatnonzero(starts[1:] != ends[:-1])
         first = starts[np.concatenate(([0], breaks + 1))].tolist()
         last = ends[np.concatenate((breaks, [len(units) - 1]))].tolist()
@@ -178,8 +182,8 @@ class LogReader:
         return result
 
     def log_bytes(self, start: int, end: int) -> memoryview:
-        """Return the log's bytes from physical offset `start` to `end`, which lie in one file. Raises DataLossError if
-        they were deleted."""
+        """Return the log's bytes from physical offset `start` to `end`, which must be in one file. Raises DataLossError
+        if these bytes were deleted."""
         file_start = start - start % self.commit_log_file_size
         data = self._commit_log_file(file_start, start)
         if not start <= end <= file_start + len(data):
@@ -187,12 +191,12 @@ class LogReader:
         return data[start - file_start : end - file_start]
 
     def fetch(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Execute one request on a queue whose readable offsets are [`min_offset`, `max_offset`).
+        """Execute one fetch request on a queue whose readable offsets are [`min_offset`, `max_offset`).
 
         Returns at most `max_bytes` of records, but at least one record if any matches. With `max_bytes` 0 no record is
-        read: FOUND then means that there is a match, at `next_offset`. NO_MATCHED_MESSAGE: everything up to
-        `next_offset` was checked and excluded; that may be the whole queue, or as much as one fetch checks. Raises
-        DataLossError like `views`.
+        read: FOUND then means that a matching message exists at `next_offset`. NO_MATCHED_MESSAGE means that every
+        message before `next_offset` was checked and excluded. `next_offset` may be the end of the queue, or the end of
+        the offset range that one fetch checks. Raises DataLossError like `views`.
         """
         offset = request.queue_offset
         if not min_offset <= offset <= max_offset:
@@ -228,13 +232,13 @@ class LogReader:
         return FetchResult(PullStatus.FOUND, next_offset, min_offset, max_offset, records, count)
 
     def find(self, request: FetchRequest, end_offset: int, max_bytes: int) -> tuple[list[LocatedRecords], int]:
-        """Find the records before `end_offset` that answer a request, in the mapped files. Returns them with the queue
-        offset at which to continue. The queue must hold the request's offset.
+        """Find the records before `end_offset` that match a request, in the mapped files. Returns the records, and the
+        queue offset at which to continue. The queue must contain the request's offset.
 
-        Returns at most `max_bytes` of records, but at least one if any matches; none if the tags exclude everything
-        that a call checks. Raises DataLossError if the first record does not exist (any more), or its unit points
-        elsewhere; also for a queue whose records are created for readers (`makes_records`). Records before a missing
-        one are returned without it.
+        Returns at most `max_bytes` of records, but at least one record if any matches. Returns no records if the filter
+        excludes every message that one call checks. Raises DataLossError if the first record does not exist or no
+        longer exists, or if its unit points to another record. Also raises DataLossError for a queue whose records are
+        created on read (`makes_records`). If a later record is missing, the records before it are returned.
         """
         if is_light_queue(request.topic):
             raise DataLossError(f"the records of {request.topic} are in the log as those of other queues")
@@ -246,7 +250,7 @@ class LogReader:
         found: list[LocatedRecords] = []
         for units, offsets in pieces:
             positions, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-            # Adjacent records in one file, close to each other, are one part.
+            # Group consecutive records that are in one file and within _SPAN_MAX bytes of each other.
             part = positions // self.commit_log_file_size
             if self.commit_log_file_size > _SPAN_MAX:
                 part = positions // _SPAN_MAX + (part << 32)
@@ -265,8 +269,8 @@ class LogReader:
         return found, next_offset
 
     def _find_one(self, request: FetchRequest) -> LocatedRecords | None:
-        """Find a single record in fewer steps than `find`: a waiting poll mostly finds one. Returns None if the record
-        needs `find`."""
+        """Find a single record with less work than `find`, because a long poll usually ends with one record. Returns
+        None if the caller must use `find` for this record."""
         offset = request.queue_offset
         units = self.units(request.topic, request.queue_id, offset, 1)
         if not len(units):
@@ -289,8 +293,8 @@ class LogReader:
     def records_at(
         self, positions: NDArray[np.int64], sizes: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> LocatedRecords:
-        """Return the records at these physical offsets of one file, up to the first one that the file does not hold.
-        Raises DataLossError if that is the first of all."""
+        """Return the records at these physical offsets of one file, up to the first record that the file does not
+        contain. Raises DataLossError if the file does not contain the first record."""
         file_start = int(positions[0]) - int(positions[0]) % self.commit_log_file_size
         data = self._commit_log_file(file_start, int(positions[0]))
         ends = positions + sizes
@@ -307,7 +311,7 @@ class LogReader:
         )
 
     def _scan_end(self, request: FetchRequest, max_offset: int, filtered_max: int) -> int:
-        """Return the queue offset up to which one fetch checks messages."""
+        """Return the queue offset up to which one fetch checks messages against the request's filter."""
         if not _excludes(request):
             return max_offset
         if request.sql is not None:
@@ -317,9 +321,9 @@ class LogReader:
     def _choose(
         self, request: FetchRequest, end_offset: int, max_bytes: int
     ) -> tuple[list[tuple[NDArray[np.void], NDArray[np.int64]]], int]:
-        """Return the units before `end_offset` that answer a request, with their queue offsets, in pieces, and the
-        queue offset at which to continue. With a filter expression it may be before `end_offset`, although everything
-        was excluded."""
+        """Choose the units before `end_offset` that match a request. Returns them in pieces, with their queue offsets,
+        and the queue offset at which to continue. With a filter expression, this offset may be before `end_offset` even
+        if every checked message was excluded."""
         codes = None
         expression = None if request.sql is None else SqlFilter(request.sql)
         at_once = _SCAN_UNITS if expression is None else max(_FILTER_UNITS_FIRST, 2 * request.max_messages)
@@ -330,20 +334,20 @@ class LogReader:
         offset, messages, free_bytes = request.queue_offset, request.max_messages, max_bytes
         while offset < end_offset and messages > 0:
             scanned = min(at_once if _excludes(request) else messages, _SCAN_UNITS, end_offset - offset)
-            # A copy: compaction may blank units of the map at any time.
+            # Copy the units: compaction may blank units of the mapped file at any time.
             units = self.units(request.topic, request.queue_id, offset, scanned).copy()
             if not len(units):
                 raise DataLossError(f"{self._consume_queue}/{request.topic}/{request.queue_id} lacks offset {offset}")
             wanted = units["size"] != PRE_BLANK_SIZE
             if codes is not None:
-                # RocketMQ compares the low 32 bits; the client compares the tag's text.
+                # RocketMQ compares only the low 32 bits of a tag code. The client compares the tag's text afterwards.
                 tags_codes, known = self.tags_codes(request.topic, request.queue_id, units)
                 wanted &= np.isin(tags_codes.astype(np.int32), codes) | ~known
             if expression is not None:
                 at_once, looked_bytes = at_once * 4, looked_bytes + int(units["size"][wanted].sum(dtype=np.int64))
                 wanted &= self._passing(units, wanted, expression)
-            # The indices of the matching units, then the number that the limits allow: by bytes, but at least one in
-            # the whole answer, and by messages.
+            # Find the matching units, and compute how many the limits on bytes and messages allow. The whole result has
+            # at least one message.
             matches = np.flatnonzero(wanted)
             if max_bytes == 0 and len(matches):
                 return [(units[:0], matches[:0])], offset + int(matches[0])
@@ -355,7 +359,7 @@ class LogReader:
                 free_bytes -= int(taken_units["size"].sum(dtype=np.int64))
                 messages -= taken
             if taken < len(matches):
-                # Full: continue at the first match that was left out. Units in between do not match.
+                # A limit is reached: continue at the first match that was left out. The units before it do not match.
                 return pieces, offset + int(matches[taken])
             offset += len(units)
             if looked_bytes >= _FILTER_BYTES:
@@ -363,8 +367,9 @@ class LogReader:
         return pieces, offset
 
     def _passing(self, units: NDArray[np.void], among: NDArray[np.bool_], expression: SqlFilter) -> NDArray[np.bool_]:
-        """Mark the units `among` these whose records pass a filter expression. Only the records' properties are read. A
-        missing record passes, and its reader finds the damage."""
+        """Return a mask of the units whose records match a filter expression. Only the units marked in `among` are
+        checked, and only the records' properties are read. A missing record matches, because its reader reports the
+        damage."""
         passing = np.ones(len(units), np.bool_)
         rows = np.flatnonzero(among)
         positions, sizes = units["physical_offset"][rows].astype(np.int64), units["size"][rows].astype(np.int64)
@@ -381,29 +386,31 @@ class LogReader:
         return passing
 
     def makes_records(self, topic: str, queue_id: int) -> bool:
-        """True if `fetch` creates the queue's records: it is a light queue, whose records are in the log as records of
-        other queues, or it has batches."""
+        """True if `fetch` creates the queue's records instead of returning log bytes. The queue is a light queue, whose
+        records are in the log as records of other queues, or its records are inner batches."""
         return is_light_queue(topic) or self.has_batches(topic, queue_id)
 
     def _light_records(self, topic: str, units: NDArray[np.void], offsets: NDArray[np.int64]) -> Iterator[bytes]:
-        """Return the records of a light queue's `units`, as if they had been sent there."""
+        """Yield the records of a light queue's `units`, as if they had been sent to the light queue."""
         for index, queue_offset in enumerate(offsets.tolist()):
             [view] = self.views(units[index : index + 1])
             try:
                 yield light_record(view, topic, queue_offset)
             except RecordError:
-                yield bytes(view)  # the reader finds the damage
+                yield bytes(view)  # the reader of the record reports the damage
 
     def has_batches(self, topic: str, queue_id: int) -> bool:
-        """True if the records of the queue hold many messages each (ext_units.py). Such a queue has no `units`."""
+        """True if the records of the queue are inner batches, which hold many messages each (ext_units.py). Such a
+        queue has no `units`."""
         return batch_queue_directory(self.root, topic, queue_id).is_dir()
 
     def _fetch_of_batches(self, request: FetchRequest, min_offset: int, max_offset: int, max_bytes: int) -> FetchResult:
-        """Fetch from a queue with batches. Each message is returned as a separate record."""
+        """Execute a fetch request on a queue with inner batches. Each message is returned as a separate record."""
         directory = batch_queue_directory(self.root, request.topic, request.queue_id)
         records: list[bytes] = []
         free_bytes, next_offset = max_bytes, max_offset
-        # Their tags are in the records, which takes longer.
+        # The tags of the messages are in the records, not in the units. Reading records takes longer, so one fetch
+        # checks fewer messages.
         scan_end = self._scan_end(request, max_offset, min(self._filtered_max, _SCAN_UNITS))
         for units in units_from(self.maps, directory, request.queue_offset):
             if units[0]["base_offset"] >= scan_end:
@@ -424,12 +431,12 @@ class LogReader:
         return FetchResult(PullStatus.NO_MATCHED_MESSAGE, next_offset, min_offset, max_offset, b"", 0)
 
     def close(self) -> None:
-        """Drop the maps that are not in use."""
+        """Drop all memory maps of the store's files. Arrays from earlier calls stay readable."""
         self.maps.close()
 
     def _commit_log_file(self, file_start: int, wanted: int) -> memoryview:
-        """Return the bytes of the log file that starts at `file_start`. Raises DataLossError, which names `wanted`, if
-        the file was deleted."""
+        """Return the bytes of the log file that starts at `file_start`. Raises DataLossError, whose text contains the
+        physical offset `wanted`, if the file was deleted."""
         try:
             return self._log_files.map_file(file_start)
         except FileNotFoundError:
@@ -439,9 +446,9 @@ class LogReader:
 
 
 def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
-    """Return the first of these records, up to a record that does not agree with its unit. Raises DataLossError if that
-    is the first of all: the store may repair the unit (`mend_units`), and returns a damaged record in a form that is
-    safe to read."""
+    """Return the records before the first record that does not agree with its unit. Raises DataLossError if the first
+    record does not agree: the caller then fetches from the store, which may repair the unit (`mend_units`) and returns
+    a damaged record in a form that is safe to read."""
     positions = records.starts + records.position
     same = agree(records.data, records.starts, records.sizes, positions, records.offsets, queue_id)
     if same.all():
@@ -456,7 +463,7 @@ def _own(records: LocatedRecords, queue_id: int) -> LocatedRecords:
 
 
 def _excludes(request: FetchRequest) -> bool:
-    """True if a request excludes some messages."""
+    """True if a request has a filter (tags or a filter expression)."""
     return request.tag_codes is not None or request.sql is not None
 
 

@@ -1,8 +1,8 @@
 """Compares records with their queue units, and makes damaged records safe for readers.
 
-A unit and its record must agree on the record's size, its position in the log, its queue id and its offset in the
-queue. Otherwise the disk has changed one of them. Readers that decode the record compare its topic, whose position
-varies (raymq.records.format.places).
+A unit and its record must agree on the record's size, its position in the log, its queue id and its queue offset. If
+they do not, the disk has changed one of them. The topic has no fixed position in a record, so it is compared later, by
+readers that decode the record (raymq.records.format.places).
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from raymq.records.format.layout import (
 
 _FIELDS_END: Final = PHYSICAL_OFFSET_OFFSET + 8
 _PLACES: Final = np.dtype([("queue_id", ">i4"), ("flag", ">i4"), ("queue_offset", ">i8"), ("position", ">i8")])
-"""The part of a header, from QUEUE_ID_OFFSET on, with the record's place."""
+"""numpy type of the header fields, from QUEUE_ID_OFFSET on, that state the record's queue id, queue offset and position
+in the log."""
 _NO_BODY_SIZE: Final = (-1).to_bytes(4, signed=True)
 _MAGICS: Final = tuple(magic.to_bytes(4, signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _PLACE: Final = struct.Struct(">i16xqq")
-"""The struct of the size, the queue offset and the physical offset in a header."""
+"""Struct of the size, the queue offset and the physical offset in a header."""
 
 
 def is_at(record: memoryview, position: int, queue_offset: int) -> bool:
-    """True if one record agrees with its unit. The caller has compared the size; the queue id is not compared."""
+    """True if a record's header has the length of `record`, the queue offset and the physical offset `position`. The
+    queue id is not compared."""
     return len(record) >= MIN_RECORD_SIZE and _PLACE.unpack_from(record) == (len(record), queue_offset, position)
 
 
@@ -49,8 +51,8 @@ def agree(
     offsets: NDArray[np.int64],
     queue_id: int,
 ) -> NDArray[np.bool_]:
-    """Return True for each record, at `starts` of `data`, whose header has the size, the physical offset, the queue
-    offset and the queue id of its unit."""
+    """Return a mask: True for each record, at `starts` of `data`, whose header has the size, the physical offset, the
+    queue offset and the queue id of its unit."""
     inside = starts + _FIELDS_END <= len(data)
     if not inside.all():
         found = np.zeros(len(starts), np.bool_)
@@ -65,11 +67,11 @@ def agree(
 
 
 def with_places(record: bytearray, position: int, queue_offset: int, queue_id: int) -> bytearray:
-    """Return a record that does not agree with its unit with a corrected header, so that readers find its end and its
+    """Correct the header of a record that does not agree with its unit, so that readers find the record's end and its
     place.
 
-    If only its size or its magic was damaged, the record is intact again. Otherwise it is made unreadable, because it
-    may be another record.
+    If only the record's size or magic was damaged, the record is intact again. Otherwise the record is made unreadable,
+    because its bytes may belong to another record.
     """
     if len(record) < MIN_RECORD_SIZE:
         return record
@@ -93,8 +95,8 @@ def with_places_of(
     offsets: NDArray[np.int64],
     queue_id: int,
 ) -> tuple[bytes, NDArray[np.int64]]:
-    """Correct the records that do not agree with their units, so that readers find their ends (`with_places`). Returns
-    all records back to back, and the rows of the corrected ones."""
+    """Correct the headers of the records that do not agree with their units (`with_places`), so that readers find the
+    records' ends. Returns all records back to back, and the indices of the corrected records."""
     ends = np.cumsum(sizes)
     starts = ends - sizes
     wrong = np.flatnonzero(~agree(records, starts, sizes, positions, offsets, queue_id))

@@ -1,6 +1,7 @@
-"""The bytes of the records in a range of a queue, from the sizes in its units.
+"""Computes the size of the records in an offset range of a queue, from the sizes in the queue's units.
 
-Exact for short ranges, estimated from samples for long ones, so that any length takes about a millisecond.
+The size of a short range is exact. The size of a long range is estimated from samples, so that the call takes about a
+millisecond for any range.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from numpy.typing import NDArray
 from raymq.records.logfiles.log_reader import PRE_BLANK_SIZE, LogReader
 
 SPAN_PARTS: Final = 32
-"""The number of parts of a range for which bytes are returned."""
+"""Number of equal parts into which an offset range is divided. A size is returned for each part."""
 _WINDOWS: Final = 8
 _WINDOW_UNITS: Final = 128
-"""A part with more units than all of its windows is estimated from these windows of neighbouring units, which share a
-page."""
+"""Number of adjacent units in one sample, which share a memory page. A part that has more units than _WINDOWS samples
+is estimated from these samples."""
 _UNKNOWN_SIZE: Final = 1024
-"""The bytes of a message in a queue without units (ext_units.py)."""
+"""Assumed size, in bytes, of a message in a queue without plain units (ext_units.py)."""
 
 
 def span_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: int) -> list[int]:
-    """Return the bytes of records in SPAN_PARTS equal parts of a queue's offsets from `start` up to `end`, in order;
-    fewer parts for fewer offsets. A missing offset counts like its existing neighbours."""
+    """Return the size in bytes of the records in each of SPAN_PARTS equal parts of the offset range from `start` up to
+    `end`, in order. A range with fewer offsets has fewer parts. A missing unit is assumed to have the average size of
+    the existing units in its part."""
     parts = max(1, min(SPAN_PARTS, end - start))
     edges = [start + (end - start) * index // parts for index in range(parts + 1)]
     return [_part_bytes(reader, topic, queue_id, edges[part], edges[part + 1]) for part in range(parts)]
@@ -45,7 +47,8 @@ def _part_bytes(reader: LogReader, topic: str, queue_id: int, start: int, end: i
 
 
 def _sizes(reader: LogReader, topic: str, queue_id: int, first: int, count: int) -> NDArray[np.int32]:
-    """Return the sizes of at most `count` units of a queue from offset `first` on, across the edges of its files."""
+    """Return the sizes of at most `count` units of a queue from queue offset `first` on, from several files if
+    necessary."""
     found: list[NDArray[np.int32]] = []
     while count > 0:
         units = reader.units(topic, queue_id, first, count)

@@ -1,11 +1,12 @@
-"""Access: users, policies, signed requests, quotas. Pure: no Ray, no clock of its own, no thread.
+"""Access control: users, policies, signed requests and quotas. These modules use no Ray, no clock and no thread of
+their own.
 
-Off by default. A request comes with a signature (signatures.py), which says who sends it (authenticate.py). The table
-of requests (requests.py) says what it needs: actions on resources. The user's policies decide (decide.py). Users and
-policies are one value, AuthState (state.py), which servers are started with (users_file.py reads it). The rules are
-those of RocketMQ's ACL 2.0 (spec/features.md §8); files of ACL 1.0 can be made into such a file (acl1.py).
+Access control is off by default. If it is on, each request carries a signature (signatures.py), from which the server
+derives the user (authenticate.py). The table of requests (requests.py) lists the actions and resources that each
+request needs. The user's policies decide (decide.py). Users and policies are one value, AuthState (state.py), which
+servers get at their start (users_file.py reads it from a file). The rules follow RocketMQ's ACL 2.0 (spec/features.md
+§8). acl1.py converts files of ACL 1.0 to files of users and policies.
 
-Modules: users, policies (resources, actions, entries), addresses, state, users_file, decide, requests, credentials (a
-client's side), signatures, authenticate (a server's side), quotas, acl1. A change of what a request needs is in
-requests.
+Modules: users, policies (resources, actions, entries), addresses, state, users_file, decide, requests, credentials
+(client side), signatures, authenticate (server side), quotas, acl1. To change what a request needs, change requests.
 """

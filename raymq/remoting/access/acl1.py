@@ -1,13 +1,14 @@
-"""Files of ACL 1.0 (RocketMQ's ``plain_acl.yml``), read and made the users and policies of ACL 2.0.
+"""Reads files of ACL 1.0 (RocketMQ's ``plain_acl.yml``) and converts them to the users and policies of ACL 2.0.
 
-A file is a list of accounts with permissions on topics and groups, and of white addresses (spec/features.md §7.1).
-Every scalar is taken as the text that the file has, as RocketMQ takes it: its own example says ``secretKey: 12345678``.
+A file is a list of accounts with permissions on topics and groups, and of white-listed addresses (spec/features.md
+§7.1). Every scalar is read as the text in the file, as in RocketMQ, whose own example has ``secretKey: 12345678``.
 
-What an account may send and consume stays the same, decided in ACL 2.0's order (§7.3, 6 to 10): its own permissions are
-custom entries that allow; what they leave out of the defaults is denied for that name by default entries; the defaults
-are default entries about ``Topic:*`` and ``Group:*``. DENY denies sending and consuming. An admin without permissions
-of its own is a super user; with some, it may create, update and delete topics and groups. `left_out` names what is not
-taken over. Nothing is kept: the answers are values.
+An account may send and consume the same as before, but ACL 2.0's order decides (§7.3, 6 to 10). The account's own
+permissions become custom entries that allow. If the defaults allow an action that a name's own permission lacks, a
+default entry denies the action for that name. The defaults become default entries about ``Topic:*`` and ``Group:*``.
+DENY denies sending and consuming. An admin without permissions of its own becomes a super user; an admin with some may
+create, update and delete topics and groups. `left_out` lists what ACL 2.0 does not take over. The module keeps no
+state.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ACCOUNT_KEYS: Final = frozenset(
 
 
 class Perm(Flag):
-    """A permission of ACL 1.0. DENY, PUB and SUB are its bits, as RocketMQ numbers them (golden fact 138)."""
+    """A permission of ACL 1.0: the bits DENY, PUB and SUB, with RocketMQ's values (golden fact 138)."""
 
     DENY = 1
     PUB = 4
@@ -72,13 +73,14 @@ _ADMINISTERS: Final = frozenset((Action.CREATE, Action.UPDATE, Action.DELETE))
 
 
 def parse_perm(text: str | None) -> Perm:
-    """The permission that a file says; DENY for everything that is none, as RocketMQ reads it (golden fact 138)."""
+    """Parse a permission of a file. As in RocketMQ, every unknown text means DENY (golden fact 138)."""
     return _PERMS.get((text or "").strip(), Perm.DENY)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account of a file. `own` are its permissions by resource; its secret is in no `repr`."""
+    """One account of an ACL 1.0 file. `own` maps resources to the account's permissions. The secret is not part of the
+    `repr`."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -90,21 +92,23 @@ class Account:
 
     @property
     def is_super(self) -> bool:
-        """True if the account may do everything: an admin without permissions of its own (spec §7.3, 9)."""
+        """True if the account is a super user: an admin without permissions of its own (spec/features.md §7.3,
+        9)."""
         return self.is_admin and not self.own
 
     def entries(self) -> tuple[Entry, ...]:
-        """The account's policy; empty for a super user, who needs none."""
+        """Return the account's policy as entries of ACL 2.0; empty for a super user, who needs no policy."""
         if self.is_super:
             return ()
         defaults = {ResourceType.TOPIC: self.topic_default, ResourceType.GROUP: self.group_default}
-        trace = Resource(ResourceType.TOPIC, TRACE_TOPIC)  # to which every account may send (spec/features.md §7.3, 6)
+        # Every account may send to the trace topic (spec/features.md §7.3, 6).
+        trace = Resource(ResourceType.TOPIC, TRACE_TOPIC)
         own = {**self.own, trace: _allowed(self.own.get(trace, self.topic_default)) | Perm.PUB}
         made = []
         for resource, perm in own.items():
             pattern = Pattern(resource.type, resource.name, is_prefix=False)
             allowed = _allowed(perm)
-            # Without this an action that is not among the name's own would fall through to the defaults below.
+            # Without this denial, the default entries below would allow an action that the name's own permission lacks.
             denied = _BOTH if perm & Perm.DENY else _allowed(defaults[resource.type]) & ~allowed
             made += _entry(pattern, _actions(allowed), Decision.ALLOW, PolicyType.CUSTOM)
             made += _entry(pattern, _actions(denied), Decision.DENY, PolicyType.DEFAULT)
@@ -116,7 +120,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Acl1:
-    """The contents of files of ACL 1.0. `left_out` says, a sentence each, what ACL 2.0 does not take over from them."""
+    """The contents of ACL 1.0 files. `left_out` describes, one sentence per item, what ACL 2.0 does not take
+    over."""
 
     accounts: tuple[Account, ...] = ()
     white_list: tuple[str, ...] = ()
@@ -124,7 +129,7 @@ class Acl1:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Sentences about what is in the files, and not in the users and policies that are made of them."""
+        """Sentences that describe which settings of the files are missing in the converted users and policies."""
         found = []
         if self.white_list:
             found.append(f"globalWhiteRemoteAddresses ({', '.join(self.white_list)}): every request needs a user")
@@ -141,7 +146,8 @@ class Acl1:
         return (*found, *(f"{key}: ACL 1.0 has no such key" for key in self.unknown_keys))
 
     def users_file(self) -> str:
-        """The users and policies as the text of a file that `access.users_file` may name. It holds the secrets."""
+        """Return the users and policies as the text of a file for the setting `access.users_file`. The text contains
+        the secrets."""
         users = [
             {
                 "name": one.access_key,
@@ -155,10 +161,11 @@ class Acl1:
 
 
 def read_acl1(texts: Iterable[tuple[str, str]]) -> Acl1:
-    """The accounts of files, each given by a name for errors and its text.
+    """Parse ACL 1.0 files. Each file is given as its name, which errors use, and its text.
 
-    Of accounts with the same access key the first counts (spec/features.md §7.1). ConfigError: a file that RocketMQ
-    refuses, too, or an access key that no user may have as a name; it says where, and never a secret.
+    If several accounts have the same access key, the first account counts (spec/features.md §7.1). Raises ConfigError
+    if RocketMQ also refuses the file, or if an access key is not allowed as a user name. The error names the place, and
+    never a secret.
     """
     accounts: dict[str, Account] = {}
     white_list: list[str] = []
@@ -183,7 +190,7 @@ def read_acl1(texts: Iterable[tuple[str, str]]) -> Acl1:
     return Acl1(tuple(accounts.values()), tuple(dict.fromkeys(white_list)), tuple(unknown))
 
 
-def _load(name: str, text: str) -> dict[str, Any]:  # Any: what the file has
+def _load(name: str, text: str) -> dict[str, Any]:  # Any: untyped YAML values
     try:
         content = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
@@ -194,7 +201,7 @@ def _load(name: str, text: str) -> dict[str, Any]:  # Any: what the file has
     return content
 
 
-def _account(values: Any) -> Account:  # Any: what the file has
+def _account(values: Any) -> Account:  # Any: an untyped YAML value
     if not isinstance(values, dict):
         raise InvalidArgumentError("it must have an accessKey and a secretKey")
     key, secret = _text(values, "accessKey"), _text(values, "secretKey")
@@ -220,12 +227,13 @@ def _group(name: str) -> Resource:
     return Resource(ResourceType.GROUP, name.removeprefix(RETRY_PREFIX))
 
 
-def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:  # Any: what the file has; a function of a name
+# Any: `text` is an untyped YAML value, and `to_resource` is a function of a name
+def _perm(text: Any, to_resource: Any) -> tuple[Resource, Perm]:
     parts = text.split("=") if isinstance(text, str) else []
     if len(parts) != 2:
         raise InvalidArgumentError(f"{text!r} must be NAME=PERM, such as orders=PUB|SUB")
     resource = to_resource(parts[0].strip())
-    Pattern.parse(str(resource))  # refuses a name that no entry could be about
+    Pattern.parse(str(resource))  # Raises if no policy entry can have a resource of this name.
     if resource.name.endswith("*"):
         raise InvalidArgumentError(f"{text!r}: ACL 1.0 knows no prefixes, and no topic or group has a * in its name")
     return resource, parse_perm(parts[1])

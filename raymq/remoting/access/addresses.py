@@ -1,9 +1,10 @@
-"""Addresses from which requests come: the patterns of ACL 1.0, and the sources of policies.
+"""Client addresses: the address patterns of ACL 1.0, and the address sources of policy entries.
 
-A pattern (spec/features.md §7.2) is a list with commas and no spaces of single patterns: ``*`` for everybody, one exact
-address, ``a.b.c.{1,2}``, or an IPv4 address whose fourth part, or third and fourth part, are ``*`` or ``low-high``. A
-source of a policy is an exact address or a CIDR (spec/features.md §8). Two of RocketMQ's habits are kept, because files
-rely on them: behind a range or ``*`` in the third part the fourth is not looked at, and a blank pattern is nobody.
+A pattern (spec/features.md §7.2) is a list of single patterns, separated by commas without spaces. A single pattern is
+``*`` for every address, one exact address, ``a.b.c.{1,2}``, or an IPv4 address whose fourth part, or third and fourth
+part, are ``*`` or ``low-high``. A policy's source is an exact address or a CIDR (spec/features.md §8). Two rules of
+RocketMQ are kept, because existing files rely on them: after a range or ``*`` in the third part, the fourth part is
+ignored; and a blank pattern matches no address.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ _LIST_MAX: Final = 1000
 
 
 def check_pattern(pattern: str) -> str:
-    """Return `pattern` if it is a pattern of ACL 1.0, else raise InvalidArgumentError that says what is wrong."""
+    """Return `pattern` if it is a valid address pattern of ACL 1.0. Raises InvalidArgumentError, with the reason, if
+    not."""
     for one in _split(pattern):
         _check_one(one)
     return pattern
 
 
 def pattern_matches(pattern: str, address: str) -> bool:
-    """True if `address` is one of those that `pattern` describes; `pattern` has passed `check_pattern`.
+    """True if `address` matches `pattern`, which `check_pattern` has accepted.
 
-    An unknown address ("") is matched by no pattern but ``*``.
+    An unknown address ("") matches no pattern except ``*``.
     """
     return any(_matches_one(one, address) for one in _split(pattern))
 
 
 def check_source(source: str) -> str:
-    """Return `source` if it is an address or a CIDR, in its usual spelling; else raise InvalidArgumentError."""
+    """Return `source` in canonical spelling if it is an IP address or a CIDR. Raises InvalidArgumentError if
+    not."""
     try:
         return str(ip_network(source)) if "/" in source else str(ip_address(source))
     except ValueError as error:
@@ -47,17 +50,18 @@ def check_source(source: str) -> str:
 
 
 def source_matches(source: str, address: str) -> bool:
-    """True if `address` is `source`, or lies in it; False for an address that is unknown or is none."""
+    """True if `address` equals `source` or lies in the CIDR `source`. False if `address` is unknown or not an IP
+    address."""
     try:
         at = ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(at, "ipv4_mapped", None)  # how a socket of IPv6 names a peer of IPv4
+    mapped = getattr(at, "ipv4_mapped", None)  # An IPv6 socket reports an IPv4 peer as an IPv4-mapped address.
     return (mapped or at) in ip_network(source)
 
 
 def _split(pattern: str) -> list[str]:
-    """The single patterns of a list. A comma within braces separates nothing."""
+    """Split a list of patterns into its single patterns. A comma within braces does not separate."""
     if not pattern.strip():
         return []
     parts = re.split(r",(?![^{]*\})", pattern)
@@ -108,7 +112,7 @@ def _matches_one(one: str, address: str) -> bool:
         return False
     if not _part_matches(ranges[2], parts[2]):
         return False
-    # As RocketMQ: behind a range or a star in the third part, the fourth is not looked at (golden fact 136).
+    # As in RocketMQ, after a range or a star in the third part the fourth part is ignored (golden fact 136).
     return not ranges[2].isdecimal() or _part_matches(ranges[3], parts[3])
 
 

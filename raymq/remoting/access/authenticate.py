@@ -1,9 +1,9 @@
-"""Tells a server who sends a request: from its signature, or from an address that needs none.
+"""Finds out which user sends a request, from the request's signature or from an address that needs no signature.
 
-The order is that of ACL 1.0 (spec/features.md §7.3, 1 to 5), which ACL 2.0 keeps for what it has: an address on the
-server's white list passes without a user; then the user must be named, known and enabled; from an address of its own
-white list the user needs no signature; from everywhere else the signature must fit and be new. White lists are empty
-unless somebody fills them, and trust addresses, as nothing else here does.
+The order of the checks is that of ACL 1.0 (spec/features.md §7.3, 1 to 5), which ACL 2.0 keeps. A request from an
+address on the server's white list needs no user. Otherwise the request must name a known and enabled user. From an
+address on the user's own white list no signature is needed. From every other address the signature must be valid and
+not a repeat. White lists are empty by default. They trust addresses, which nothing else in access control does.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from raymq.remoting.access.state import AuthState
 from raymq.remoting.access.users import INTERNAL_USER, User, UserType
 
 ANYBODY: Final = User("", b"", UserType.SUPER)
-"""The user of a request from an address on the server's white list: it may do everything."""
+"""The user of a request from an address on the server's white list. This user may do everything."""
 
 
 class Authenticator:
-    """A server's memory of signed requests, and the key of raymq's own actors. Not thread-safe.
+    """Authenticates the signed requests of one server, and remembers them to refuse repeats. Not thread-safe.
 
-    `life`: the id of the server's process, LIFE_BYTES random bytes; None draws one.
-    `internal_key`: the key with which raymq's own actors sign, as INTERNAL_USER; None where none do. `white_list`:
-    patterns of addresses (raymq.remoting.access.addresses) from where requests need no signature at all.
+    `life`: the id of the server's process incarnation, LIFE_BYTES random bytes; None creates a random id.
+    `internal_key`: the key with which raymq's own actors sign as INTERNAL_USER; None if no actors sign. `white_list`:
+    patterns of addresses (raymq.remoting.access.addresses) from which requests need no signature.
     """
 
     def __init__(
@@ -54,11 +54,14 @@ class Authenticator:
         address: str = "",
         now_ms: int,
     ) -> User:
-        """The user who sends this request. AuthenticationError, which changes nothing: nobody known does.
-        SignedTooEarlyError: the client must sign the request anew for this process and time.
+        """Return the user who sends this request.
 
-        `address` is the peer's as the server's socket sees it, "" where there is none. `now_ms`: the clock of the
-        server's process, which never goes back.
+        Raises AuthenticationError if the user is missing, unknown or disabled, or if the signature is wrong or a
+        repeat. Raises SignedTooEarlyError if the client must sign the request again for this server process and time.
+        After an error no state has changed.
+
+        `address`: the peer's address at the server's socket, empty if unknown. `now_ms`: the clock of the server's
+        process, which never goes back.
         """
         if any(pattern_matches(pattern, address) for pattern in self._white_list):
             return ANYBODY

@@ -1,9 +1,9 @@
-"""Changes of the users and policies of a running raymq, as a client asks the broker that keeps them for one, and users
-as that broker describes them.
+"""Changes of users and policies in a running raymq, which clients send to the broker that stores them, and descriptions
+of users.
 
-A change holds keys where it sets a secret, and never the secret itself; a description has neither. `carry_out` is pure:
-it makes the next state, or raises and leaves the one before. To repeat a change that was carried out changes nothing,
-but a deletion says that there is nothing to delete.
+A change that sets a secret holds the derived key, and never the secret. A description holds neither. `carry_out` is
+pure: it returns the next state, or raises and leaves the old state unchanged. Repeating a change has no effect, except
+that a repeated deletion raises, because nothing is left to delete.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from raymq.remoting.access.users import Bounds, User, UserStatus, UserType, chec
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """A user as administrators see it. `type`: "Super" or "Normal"; `status`: "enable" or "disable"; the quotas are per
-    second (raymq.remoting.access.users.Bounds), 0 for none; `policies`: its entries, in the order in which they were
-    made."""
+    """A user as administrators see the user, without the key.
+
+    `type`: "Super" or "Normal". `status`: "enable" or "disable". The quotas are per second
+    (raymq.remoting.access.users.Bounds), 0 for no quota. `policies`: the user's entries, in the order of their
+    creation.
+    """
 
     name: str
     type: str
@@ -34,14 +37,15 @@ class UserDescription:
 
 @dataclass(frozen=True, slots=True)
 class CreateUser:
-    """A new user."""
+    """A change that creates a user."""
 
     user: User
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateUser:
-    """Other values for a user; None, and a quota that is not in `bounds`, stays as it is."""
+    """A change that updates a user. A value of None, and a quota that `bounds` lacks, leave the user's value
+    unchanged."""
 
     name: str
     key: bytes | None = field(default=None, repr=False)
@@ -52,14 +56,15 @@ class UpdateUser:
 
 @dataclass(frozen=True, slots=True)
 class DeleteUser:
-    """No such user any more, and none of its entries."""
+    """A change that deletes a user and all policy entries of the user."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutEntries:
-    """Entries for a user: new ones (`is_new`), or others in place of those of the same policy type and resource."""
+    """A change that adds entries to a user's policies (`is_new`), or replaces the entries with the same policy type and
+    resource."""
 
     name: str
     entries: Sequence[Entry]
@@ -68,7 +73,8 @@ class PutEntries:
 
 @dataclass(frozen=True, slots=True)
 class DeleteEntries:
-    """No entry of a user for `resource` any more, or with None none of that policy type."""
+    """A change that deletes a user's entry for `resource`; if `resource` is None, all the user's entries of the policy
+    type."""
 
     name: str
     resource: Pattern | None = None
@@ -79,7 +85,8 @@ AccessChange = CreateUser | UpdateUser | DeleteUser | PutEntries | DeleteEntries
 
 
 def carry_out(state: AuthState, change: AccessChange) -> AuthState:
-    """`state` with a change. InvalidArgumentError, UserNotExistError and PolicyNotExistError as AuthState's methods."""
+    """Return `state` after a change. Raises InvalidArgumentError, UserNotExistError and PolicyNotExistError like the
+    methods of AuthState."""
     match change:
         case CreateUser(user):
             return state if state.users.get(user.name) == user else state.with_user(user, is_new=True)
@@ -103,7 +110,7 @@ def carry_out(state: AuthState, change: AccessChange) -> AuthState:
 
 
 def describe_users(state: AuthState) -> list[UserDescription]:
-    """All users, sorted by name, without their keys."""
+    """Return descriptions of all users, sorted by name, without their keys."""
     return [
         UserDescription(user.name, user.type.value, user.status.value, policies=state.entries(name), **user.bounds)
         for name, user in sorted(state.users.items())
@@ -111,5 +118,5 @@ def describe_users(state: AuthState) -> list[UserDescription]:
 
 
 def changed_user(change: AccessChange) -> str:
-    """The name of the user whom a change is about."""
+    """Return the name of the user whom a change affects."""
     return change.user.name if isinstance(change, CreateUser) else change.name

@@ -1,8 +1,9 @@
-"""Credentials: as which user a client signs its requests, and where it finds that.
+"""Credentials: the user name and secret with which a client signs its requests, and where the client finds them.
 
-In this order: the argument of `raymq.connect`; RAYMQ_USER with RAYMQ_SECRET, or with RAYMQ_SECRET_FILE, a file that
-holds the secret alone; the file that RAYMQ_CREDENTIALS names, or ~/.raymq/credentials, two lines ``user: NAME`` and
-``secret: SECRET``. A file with a secret must belong to the user of the process and be readable by nobody else.
+The client uses the first of these sources. (1) The argument of `raymq.connect`. (2) The variable RAYMQ_USER, with
+RAYMQ_SECRET or with RAYMQ_SECRET_FILE, a file that holds only the secret. (3) The file that RAYMQ_CREDENTIALS names, or
+~/.raymq/credentials, with the two lines ``user: NAME`` and ``secret: SECRET``. A file with a secret must belong to the
+user of the process and be readable by nobody else.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ SECRET_VARIABLE: Final = "RAYMQ_SECRET"
 SECRET_FILE_VARIABLE: Final = "RAYMQ_SECRET_FILE"
 CREDENTIALS_VARIABLE: Final = "RAYMQ_CREDENTIALS"
 CREDENTIAL_VARIABLES: Final = (USER_VARIABLE, SECRET_VARIABLE, SECRET_FILE_VARIABLE, CREDENTIALS_VARIABLE)
-"""The environment variables by which a process has credentials."""
+"""The environment variables that can give a process its credentials."""
 CREDENTIALS_FILE: Final = Path("~/.raymq/credentials")
 SECRET_FILE_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's name and secret. The secret is in no `repr`. InvalidArgumentError for what no user can have.
+    """A user's name and secret. The `repr` does not show the secret. Raises InvalidArgumentError if the name or secret
+    is not allowed.
 
     >>> Credentials("orders-team", "a long secret")
     Credentials(user='orders-team')
@@ -43,25 +45,28 @@ class Credentials:
     def __post_init__(self) -> None:
         if self.user != INTERNAL_USER:
             check_user_name(self.user)
-        _ = self.key  # refuses a secret that is too short
+        _ = self.key  # Raises if the secret is too short.
 
     @property
     def identity(self) -> Identity:
-        """The user as whom a process acts (raymq.common.identity)."""
+        """The identity with which a process of this user signs its calls (raymq.common.identity)."""
         return Identity(self.user, self.key)
 
     @property
     def key(self) -> bytes:
-        """The key that signs (raymq.remoting.access.users.derive_key); made once per process."""
+        """The key for signatures, derived from the secret (raymq.remoting.access.users.derive_key). Computed once per
+        process."""
         return _key(self.user, self.secret)
 
 
 def find_credentials(
     given: Credentials | None = None, *, environment: Mapping[str, str] | None = None
 ) -> Credentials | None:
-    """The credentials of this process, by the order above; None if there are none anywhere.
+    """Return the credentials of this process, from the first source in the module's list that has any; None if no
+    source has any.
 
-    ConfigError: half of them, or a file that others may read, that is another user's, or that does not hold them.
+    Raises ConfigError if the user or the secret is missing, or if a file is readable by others, belongs to another
+    user, or does not hold credentials.
     """
     if given is not None:
         return given
@@ -80,9 +85,9 @@ def find_credentials(
 
 
 def read_secret(file: Path) -> str:
-    """The secret that `file` holds, without the end of its line.
+    """Return the secret that `file` holds, without the line end.
 
-    ConfigError: it cannot be read, is too large, is another user's, or others may read it.
+    Raises ConfigError if the file is unreadable, too large, owned by another user, or readable by others.
     """
     text = read_private(file.expanduser()).strip("\r\n")
     if not text or "\n" in text:
@@ -104,10 +109,10 @@ def _read_credentials(file: Path) -> Credentials:
 
 
 def read_private(file: Path, max_bytes: int = SECRET_FILE_MAX_BYTES) -> str:
-    """The text of a file that holds secrets. ConfigError as `read_secret`."""
+    """Return the text of a file that holds secrets. Raises ConfigError under the conditions of `read_secret`."""
     try:
         with file.open("rb") as stream:
-            # Of the file that is open, not of the name, which could have been put on another file in between.
+            # Check the open file, not the name: another file could have taken the name in the meantime.
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise ConfigError(f"{file} is no file")

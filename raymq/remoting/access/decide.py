@@ -1,9 +1,10 @@
 """Decides if a user has the permissions that a request needs, in the order of ACL 2.0 (spec/features.md §8).
 
-Super users have all permissions. For other users all needs must be allowed, each decided alone. The closest matching
-custom entry decides; without one, the closest matching default entry; without either, the need is refused. Between
-equally close entries Deny wins, as RocketMQ's documentation specifies; RocketMQ's code does the opposite. A disabled
-user is refused here, too, and not only at the signature.
+Super users have all permissions. For other users each need is decided separately, and all needs must be allowed. The
+closest matching custom entry decides. If no custom entry matches, the closest matching default entry decides. If no
+entry matches, the need is refused. Between equally close entries Deny wins, as RocketMQ's documentation specifies;
+RocketMQ's code does the opposite. A disabled user is refused by this module too, not only when the signature is
+checked.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ VISIBLE = (Action.PUB, Action.SUB, Action.GET, Action.LIST)
 
 
 def decide(state: AuthState, user: User, address: str, needs: Iterable[Need]) -> None:
-    """Raise AccessDeniedError unless `user` has all `needs` from `address`, which is empty if it is unknown.
+    """Raise AccessDeniedError unless `user` has all `needs` from `address`. `address` is empty if it is unknown.
 
-    The request's signature must have proved the user (raymq.remoting.access.authenticate).
+    The caller must already have authenticated the user by the request's signature (raymq.remoting.access.authenticate).
     """
     for need in needs:
         reason = _refusal(state, user, address, need)
@@ -49,7 +50,7 @@ def visible(
 
 
 def _refusal(state: AuthState, user: User, address: str, need: Need) -> str:
-    """Return why `need` is refused, or an empty text if it is allowed."""
+    """Return why `need` is refused; empty if it is allowed."""
     if not user.is_enabled:
         return "the user is disabled"
     if user.is_super:

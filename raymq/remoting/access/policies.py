@@ -1,8 +1,8 @@
-"""The contents of policies: actions, resources, the patterns that match them, and entries (spec/features.md §8).
+"""The contents of policies: actions, resources, the patterns that match resources, and entries (spec/features.md §8).
 
-A resource is a topic, a group or a cluster with its name. An entry of a policy has a pattern of resources, written
-``Topic:orders`` (literal), ``Topic:orders*`` (prefix), ``Topic:*`` (any topic) or ``*`` (anything), the actions it is
-about, the sources it is about (none: every), and its decision.
+A resource is a topic, a group or a cluster with its name. A policy's entry has a resource pattern, the actions to which
+the entry applies, the client addresses (sources) to which it applies (none means all), and a decision. A pattern is
+written ``Topic:orders`` (literal), ``Topic:orders*`` (prefix), ``Topic:*`` (any topic) or ``*`` (any resource).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _Value = TypeVar("_Value", bound=Enum)
 
 
 class Action(Enum):
-    """An action on a resource. ALL in an entry stands for every action. ANY is asked only, never kept."""
+    """An action on a resource. In an entry, ALL means every action. ANY is used only in needs, and never stored in an
+    entry."""
 
     ALL = "All"
     ANY = "Any"
@@ -36,7 +37,8 @@ class Action(Enum):
 
 
 class ResourceType(Enum):
-    """The kind of a resource. ANY is the pattern ``*``; SERVER is raymq's own, which no pattern matches."""
+    """The kind of a resource. ANY belongs to the pattern ``*``. SERVER is raymq's own resource, which no pattern
+    matches."""
 
     ANY = "*"
     CLUSTER = "Cluster"
@@ -46,14 +48,14 @@ class ResourceType(Enum):
 
 
 class PolicyType(Enum):
-    """CUSTOM entries are asked first; DEFAULT ones where no custom entry matches."""
+    """The rank of an entry: CUSTOM entries decide first; DEFAULT entries decide if no custom entry matches."""
 
     CUSTOM = "Custom"
     DEFAULT = "Default"
 
 
 class Decision(Enum):
-    """The decision of an entry for what it matches."""
+    """The decision of a policy entry for the requests that it matches."""
 
     ALLOW = "Allow"
     DENY = "Deny"
@@ -61,7 +63,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One topic, group or cluster by name."""
+    """A resource to which permissions apply: one topic, group or cluster by name."""
 
     type: ResourceType
     name: str
@@ -72,7 +74,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A need of a request: one of `actions` on `resource`."""
+    """A permission that a request needs: at least one of `actions` on `resource`."""
 
     actions: tuple[Action, ...]
     resource: Resource
@@ -83,7 +85,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The resources that an entry is about. `is_prefix` with the name "" is any resource of the type."""
+    """A pattern of the resources to which an entry applies. A prefix pattern with an empty name matches every resource
+    of the type."""
 
     type: ResourceType
     name: str = ""
@@ -91,7 +94,8 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The pattern that ``Topic:orders``, ``Topic:orders*``, ``Topic:*`` or ``*`` says. InvalidArgumentError."""
+        """Parse ``Topic:orders``, ``Topic:orders*``, ``Topic:*`` or ``*``. Raises InvalidArgumentError for any other
+        text."""
         if text == "*":
             return cls(ResourceType.ANY)
         kind, colon, name = text.partition(":") if isinstance(text, str) else ("", "", "")
@@ -111,21 +115,25 @@ class Pattern:
         return f"{self.type.value}:{self.name}{'*' if self.is_prefix else ''}"
 
     def matches(self, resource: Resource) -> bool:
-        """True if `resource` is one of those that the pattern is about. What is raymq's own matches none."""
+        """True if the pattern matches `resource`. No pattern matches raymq's own resources
+        (ResourceType.SERVER)."""
         if resource.type is ResourceType.SERVER or self.type not in (ResourceType.ANY, resource.type):
             return False
         return resource.name.startswith(self.name) if self.is_prefix else resource.name == self.name
 
     @property
     def closeness(self) -> tuple[bool, bool, int]:
-        """How closely it describes what it matches, greater is closer: a type before any, a literal before a prefix,
-        a longer prefix before a shorter one."""
+        """The sort key of how closely the pattern describes a resource; a greater key is closer.
+
+        A pattern with a type is closer than ``*``, a literal is closer than a prefix, and a longer prefix is closer
+        than a shorter one.
+        """
         return self.type is not ResourceType.ANY, not self.is_prefix, len(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a policy. In a user's entries of one policy type each pattern is there once."""
+    """One entry of a policy. A user has at most one entry per policy type and resource pattern."""
 
     resource: Pattern
     actions: frozenset[Action]
@@ -134,10 +142,10 @@ class Entry:
     policy_type: PolicyType = PolicyType.CUSTOM
 
     def matches(self, need: Need, address: str) -> bool:
-        """True if the entry says something about `need` for a request from `address` ("" where it is unknown).
+        """True if the entry applies to `need` for a request from `address` (empty if unknown).
 
-        An entry with sources and an unknown address: one that allows matches nothing, one that denies matches, so that
-        hiding one's address never gains anything.
+        For an unknown address, an allowing entry with sources does not apply, but a denying entry does. So a client
+        that hides its address never gains access.
         """
         if not self.resource.matches(need.resource):
             return False
@@ -150,7 +158,7 @@ class Entry:
         return any(source_matches(source, address) for source in self.sources)
 
     def shown(self) -> dict[str, Any]:  # Any: a JSON object
-        """The entry as a JSON object, as it is kept and printed; `read_entry` reads it."""
+        """Return the entry as a JSON object, for storage and for printing. `read_entry` reads this object."""
         return {
             "policy_type": self.policy_type.value,
             "resource": str(self.resource),
@@ -168,7 +176,8 @@ def make_entry(
     sources: Iterable[str] = (),
     policy_type: str | PolicyType = PolicyType.CUSTOM,
 ) -> Entry:
-    """An entry from texts as commands take them, upper and lower case alike. InvalidArgumentError that says what."""
+    """Build an entry from command-line texts, in upper or lower case. Raises InvalidArgumentError, which names the
+    wrong text."""
     chosen = frozenset(_one_of(Action, action) for action in actions)
     if not chosen:
         raise InvalidArgumentError(f"an entry about {resource} needs an action, such as Pub or Sub")
@@ -181,7 +190,8 @@ def make_entry(
 
 
 def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a JSON object
-    """The entry that `Entry.shown` made. InvalidArgumentError for what none can have."""
+    """Decode the entry that `Entry.shown` encoded. Raises InvalidArgumentError if the object is not a valid
+    entry."""
     return make_entry(
         shown["resource"],
         shown["actions"],
@@ -192,7 +202,8 @@ def read_entry(shown: dict[str, Any]) -> Entry:  # Any: a JSON object
 
 
 def topic_resource(topic: str) -> Resource:
-    """The resource that a topic counts as: a retry or dead-letter topic is its group's (spec/features.md §7.3, §8)."""
+    """Return the resource whose permissions apply to a topic. A retry or dead-letter topic counts as its group
+    (spec/features.md §7.3, §8)."""
     for prefix in RETRY_PREFIX, DLQ_PREFIX:
         if topic.startswith(prefix):
             return Resource(ResourceType.GROUP, topic.removeprefix(prefix))
@@ -200,7 +211,7 @@ def topic_resource(topic: str) -> Resource:
 
 
 def group_resource(group: str) -> Resource:
-    """The resource of a group."""
+    """Return the resource whose permissions apply to a group."""
     return Resource(ResourceType.GROUP, group)
 
 

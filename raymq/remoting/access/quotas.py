@@ -1,12 +1,12 @@
-"""Quotas: token buckets for the bytes and messages per second that a user may send to a store or consume from it.
+"""Quotas: token buckets for the bytes and messages per second that a user may send to a store or consume from a store.
 
 A bucket holds at most the tokens of one second, and fills at the user's rate. A request larger than the whole bucket
-passes when the bucket is full, and leaves it in debt, so a large batch waits longer, but not forever. A request that
-does not fit takes nothing, and gets the time to wait. The size of a read is known only afterwards: a read passes while
-tokens are left, and is charged after it.
+passes when the bucket is full, and leaves the bucket in debt. So a large batch waits longer, but not forever. A request
+that does not fit takes no tokens, and its client gets the time to wait. The size of a read is known only after the
+read. So a read passes while tokens are left, and is charged when it is complete.
 
-Each server has its own buckets: a user that sends to three storage actors has three times the rate. Nothing survives a
-restart, after which every bucket is full.
+Each server has its own buckets: a user that sends to three storage actors has three times the rate. Buckets do not
+survive a restart; after a restart every bucket is full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Bucket:
     at_ms: float
 
     def fill(self, rate: float, now_ms: float) -> None:
-        """Fill the bucket up to `now_ms`. A clock that goes back fills nothing."""
+        """Add the tokens for the time up to `now_ms`. A clock that goes back adds no tokens."""
         if rate != self.rate:
             self.left = min(self.left, rate)
             self.rate = rate
@@ -38,34 +38,34 @@ class _Bucket:
         self.at_ms = max(now_ms, self.at_ms)
 
     def wait_ms(self, amount: float) -> int:
-        """Return the ms until `amount` may be taken; 0 for now."""
+        """Return the ms until the bucket has `amount` tokens; 0 if it has them now."""
         missing = min(amount, self.rate) - self.left
-        # Slightly less than zero is a rounding error, and no reason to wait.
+        # A deficit of at most 1e-6 tokens is a rounding error, and no reason to wait.
         return 0 if missing <= 1e-6 else max(1, math.ceil(missing * 1000 / self.rate))
 
 
 class Quotas:
-    """The buckets of one server. `bounds` names the user's bounds of bytes and of messages.
+    """The token buckets of one server. `bounds` names the fields of a user that limit bytes and messages.
 
     Not thread-safe: the caller holds a lock, for microseconds. Beyond USER_BUCKETS_MAX the least recently used buckets
     are dropped.
     """
 
     def __init__(self, bounds: Sequence[str] = SEND_BOUNDS, done: str = "") -> None:
-        """Errors put `done` before "bytes" and "messages"."""
+        """`done` is a word that error texts put before "bytes" and "messages"."""
         self._bounds, self._done = bounds, done
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def wait_ms(self, user: User, size: int, messages: int, now_ms: float) -> int:
-        """Take `size` bytes and `messages` messages from the user's buckets, or nothing of either.
+        """Take `size` bytes and `messages` messages from the user's buckets, or take no tokens.
 
-        Returns 0 if the tokens were taken, or the user has no quota; otherwise the ms after which the same request
-        fits. `now_ms` is a monotonic time.
+        Returns 0 if the tokens were taken, or if the user has no quota. Otherwise returns the ms after which the same
+        request fits. `now_ms` is a monotonic time.
         """
         return self._take(user, size, messages, now_ms)[1]
 
     def take(self, user: User, size: int, messages: int, now_ms: float) -> None:
-        """Take the tokens as `wait_ms`. QuotaExceededError if the request does not fit."""
+        """Take tokens like `wait_ms`. Raises QuotaExceededError if the request does not fit."""
         what, wait_ms = self._take(user, size, messages, now_ms)
         if wait_ms:
             raise QuotaExceededError(user.name, what, wait_ms)

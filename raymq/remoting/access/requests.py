@@ -1,10 +1,11 @@
-"""The table of requests: what each method of a server needs, in actions on resources (spec/features.md §8).
+"""The table of requests: which actions on which resources each server method needs (spec/features.md §8).
 
-`RULES` names methods as ``Broker.send``. The same rule holds for a lane's frame: ``Storage.append`` for an APPEND,
-``Storage.fetch`` for a FETCH, ``Storage.bounds_of_queues`` for a WAIT. `FOR_ANYBODY` needs a user and no permission:
-the answer concerns no topic or group, or is cut to the names that the user may see (actors.core.access.shown).
-`FOR_SERVERS` lists the methods that only raymq's own actors and super users may call. They alone may also call a method
-without a rule. A call about several topics or groups needs the permission for each.
+`RULES` has methods as ``Broker.send``. The same rule applies to the frames of a lane (direct socket connection):
+``Storage.append`` to an APPEND, ``Storage.fetch`` to a FETCH, ``Storage.bounds_of_queues`` to a WAIT. A method with the
+rule `FOR_ANYBODY` needs a user but no permission: the answer concerns no topic or group, or contains only the names
+that the user may see (actors.core.access.shown). `FOR_SERVERS` lists the methods that only raymq's own actors and super
+users may call. Only they may call a method without a rule. A call about several topics or groups needs the permission
+for each.
 
 Differences from RocketMQ's table: a transaction producer needs Pub on its group, because the end of a transaction names
 no topic; calls about the whole cluster are for super users.
@@ -22,12 +23,12 @@ from raymq.common.names import REPLY_SUFFIX, SYSTEM_PREFIX, TRACE_TOPIC, Instanc
 from raymq.records.format.dispatch import dispatch_view
 from raymq.remoting.access.policies import Action, Need, Resource, ResourceType, group_resource, topic_resource
 
-_Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: the arguments of all methods
+_Find = Callable[[Sequence[Any]], Iterable[Need]]  # Any: each method has its own argument types
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The needs of one method."""
+    """The rule of one method: it computes the needs of a call from the call's arguments."""
 
     find: _Find
 
@@ -52,7 +53,8 @@ def _on_group(group: str, *actions: Action) -> Need:
 
 
 def _sending(topic: str) -> Need:
-    """Return the need of a send. A send to a retry topic returns a message, as the group's consumers do."""
+    """Return the need of sending to a topic. Sending to a retry topic returns a message, so it needs the rights of a
+    consumer of the group."""
     resource = topic_resource(topic)
     return Need((_SUB if resource.type is ResourceType.GROUP else _PUB,), resource)
 
@@ -72,8 +74,8 @@ def _server(topic: str) -> Need:
 def _append(given: Sequence[Any]) -> Iterable[Need]:
     """Return the needs of an append.
 
-    A delayed message, or a message of a transaction, is stored in a topic of raymq, and needs the permission for its
-    real topic.
+    A delayed message, or a message of a transaction, is stored in an internal topic of raymq, but needs the permission
+    for its real topic.
     """
     for batch in given[0]:
         if names_real_topic(batch.topic):
@@ -87,7 +89,7 @@ def _append(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _takes_from_all(topic: str) -> bool:
-    """True for topics to which every user may send: the trace (spec/features.md §7.3, 6), and replies.
+    """True for topics to which every user may send: the trace topic (spec/features.md §7.3, 6) and reply topics.
 
     Every consumer of a request may reply to it, and the requester may be any user.
     """
@@ -95,7 +97,7 @@ def _takes_from_all(topic: str) -> bool:
 
 
 def _seeing(topics: Iterable[str], *actions: Action) -> Iterable[Need]:
-    """Return the needs of seeing topics. Every user sees the topics to which every user may send."""
+    """Return the needs of seeing topics. Topics to which every user may send need no permission."""
     return [_on_topic(topic, *actions) for topic in topics if not _takes_from_all(topic)]
 
 
@@ -104,14 +106,15 @@ def _looking(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _sequences(given: Sequence[Any]) -> Iterable[Need]:
-    """Return the needs of reading a producer's sequences. Queues of waiting messages reveal no topic."""
+    """Return the needs of reading a producer's sequence numbers. Queues of waiting messages need no permission, because
+    they reveal no topic."""
     return [_on_topic(queue[0], _PUB) for queue in given[2] if not names_real_topic(queue[0])]
 
 
 def _fetch(given: Sequence[Any]) -> Iterable[Need]:
     for one in given[0]:
         if one.topic.endswith(REPLY_SUFFIX):
-            # The code of a client's id, which only that client has, selects that client's replies alone.
+            # A tag code derived from a client's id selects only that client's replies, and only that client has the id.
             if one.tag_codes is None or len(one.tag_codes) != 1:
                 yield _server(one.topic)
         else:
@@ -119,22 +122,24 @@ def _fetch(given: Sequence[Any]) -> Iterable[Need]:
 
 
 def _topic(*actions: Action) -> Rule:
-    """A method whose first argument is a topic."""
+    """Return the rule of a method whose first argument is a topic."""
     return Rule(lambda given: [_on_topic(given[0], *actions)])
 
 
 def _group(*actions: Action) -> Rule:
-    """A method whose first argument is a group; None means all groups, and the answer is cut to the visible groups."""
+    """Return the rule of a method whose first argument is a group. None means all groups; the answer then contains only
+    the visible groups."""
     return Rule(lambda given: [] if not given or given[0] is None else [_on_group(given[0], *actions)])
 
 
 def _group_and_topic(*actions: Action) -> Rule:
-    """A method whose first arguments are a group and a topic."""
+    """Return the rule of a method whose first arguments are a group and a topic."""
     return Rule(lambda given: [_on_group(given[0], *actions), _on_topic(given[1], *actions)])
 
 
 def _group_and_topics(*actions: Action) -> Rule:
-    """A method whose first arguments are a group and topics, or a mapping by topic."""
+    """Return the rule of a method whose first arguments are a group and a list of topics, or a mapping by
+    topic."""
 
     def find(given: Sequence[Any]) -> Iterable[Need]:
         topics = given[1] if len(given) > 1 else ()
@@ -144,7 +149,7 @@ def _group_and_topics(*actions: Action) -> Rule:
 
 
 def _queues(*actions: Action) -> Rule:
-    """A method with queues: tuples that begin with their topics."""
+    """Return the rule of a method whose first argument is a list of queues: tuples that begin with a topic."""
     return Rule(lambda given: [_on_topic(queue[0], *actions) for queue in given[0]])
 
 
@@ -158,7 +163,8 @@ def _receive(given: Sequence[Any]) -> Iterable[Need]:
 
 def _host(given: Sequence[Any]) -> Iterable[Need]:
     settings, name = given[0].settings, given[0].instance.name
-    # The instance's name also counts, because hosting under another group's name would end that group's instance.
+    # The group in the instance's name also needs the permission: hosting an instance under another group's name would
+    # end that group's instance.
     groups = (settings.group, InstanceName.parse(name).group)
     topics = (one.topic for one in settings.subscriptions)
     return [*(_on_group(group, _SUB) for group in groups), *(_on_topic(topic, _SUB) for topic in topics)]
@@ -192,7 +198,7 @@ def _each_group(given: Sequence[Any]) -> Iterable[Need]:
 FOR_ANYBODY: Final = Rule(lambda given: [])
 
 RULES: Final[Mapping[str, Rule]] = {
-    # Messages: stores
+    # Messages: methods of storage actors
     "Storage.append": Rule(_append),
     "Storage.fetch": Rule(_fetch),
     "Storage.bounds_of_queues": Rule(_looking),
@@ -206,7 +212,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Storage.query_by_key": _topic(*_READ),
     "Storage.query_by_unique_id": _topic(*_READ),
     "Storage.describe": FOR_ANYBODY,
-    # Messages: brokers
+    # Messages: methods of brokers
     "Broker.send": Rule(lambda given: [_sending(given[0])]),
     "Broker.pull": _group_and_topic(_SUB),
     "Broker.send_back": _group(_SUB),
@@ -289,7 +295,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "ConsoleService.describe": FOR_ANYBODY,
     "ConsoleService.status": FOR_ANYBODY,
 }
-"""The rules, by server class and method."""
+"""The rules of server methods, by server class and method."""
 
 _SERVERS: Final[Mapping[str, str]] = {
     "Broker": "auth_state change_access close look_for_master readings set_config unset_config users",
@@ -317,10 +323,10 @@ OVER_LANES_ONLY: Final = frozenset(
         "Broker.take_questions",
     }
 )
-"""The requests with a rule and without an actor method, which use lanes only."""
+"""The requests that have a rule but no actor method, because they use only lanes (direct socket connections)."""
 
 
 def rules_of(server_class: str) -> dict[str, Rule]:
-    """Return the rules of one class of servers, by method."""
+    """Return the rules of one server class, by method name."""
     prefix = f"{server_class}."
     return {name.removeprefix(prefix): rule for name, rule in RULES.items() if name.startswith(prefix)}

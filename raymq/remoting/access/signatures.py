@@ -1,21 +1,21 @@
-"""Signatures of requests: who sends this request, and that it is sent now and once.
+"""Signatures of requests: they prove which user sends a request, and that the request is recent and not a repeat.
 
-A signature is HMAC-SHA256 with the user's key (raymq.remoting.access.users) over the actor, the method, the SHA-256 of
-the request's bytes, the id of the server's process (`life`), that process's time in ms and a random nonce. Each part
-has its length before it, so that no two requests have the same text. A signature therefore fits no other actor, method
-or argument, no other process of the server, and no time outside SKEW_MS.
+A signature is an HMAC-SHA256 with the user's key (raymq.remoting.access.users). It covers the actor, the method, the
+SHA-256 of the request's bytes, the id of the server's process incarnation (`life`), that process's time in ms, and a
+random nonce. Each part is preceded by its length, so no two requests have the same text. A signature is therefore
+invalid for any other actor, method or argument, for any other process of the server, and for any time outside SKEW_MS.
 
-No wall clock takes part, so clocks that are wrong, or set, change nothing. A process draws its life when it starts and
-counts its own time (`time.monotonic`). A client that does not know both yet, or no longer, gets them with
-SignedTooEarlyError, and signs anew:
+No wall clock takes part, so wrong or changed clocks have no effect. A process draws its random `life` when it starts,
+and counts its own time (`time.monotonic`). If a client lacks the current `life` and time, the server sends both in a
+SignedTooEarlyError, and the client signs again:
 
     client                                          server
     signed for no life           ────────────────▶  not fresh: nothing is carried out
     learns life and time         ◀────────────────  SignedTooEarlyError(life, now_ms)
     signed for life, about now   ────────────────▶  fresh, the HMAC fits, the nonce is new: carried out
 
-While a signature is fresh, the process remembers its nonce (`SeenNonces`), so the same request is taken once. The next
-process has forgotten the nonces, and has another life.
+While a signature is fresh, the process remembers its nonce (`SeenNonces`), and so accepts the same request only once.
+After a restart the process has lost the nonces, but has another `life`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from typing import Final
 from raymq.common.errors import AuthenticationError, SignedTooEarlyError, SystemBusyError
 
 SKEW_MS: Final = 60_000
-"""The most that a signature's time may differ from the clock of the server's process, in ms, before and after."""
+"""Maximum difference between a signature's time and the clock of the server's process, in ms, in both
+directions."""
 LIFE_BYTES: Final = 16
 NONCE_BYTES: Final = 16
 NONCES_MAX: Final = 1_000_000
-"""Nonces that a server remembers; more signed requests in two windows are refused as busy. Some 100 MB at the most."""
+"""Maximum number of nonces that a server remembers, about 100 MB. If more requests are signed within 2 · SKEW_MS, the
+server refuses them as busy."""
 
 _LABEL: Final = b"raymq request 2"
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The proof that goes with a request.
+    """The signature that accompanies a request.
 
-    `user`: the user's name. `life`: the id of the server's process, empty if the client does not know the process yet.
-    `time_ms`: the time by that process's clock. `nonce`: NONCE_BYTES random bytes. `mac`: the HMAC.
+    `user`: the user's name. `life`: the id of the server's process incarnation, empty if the client does not have the
+    id yet. `time_ms`: the time by that process's clock. `nonce`: NONCE_BYTES random bytes. `mac`: the HMAC.
     """
 
     user: str
@@ -58,16 +60,17 @@ def sign(
 ) -> Signature:
     """Sign the request that calls `method` of `actor` with the arguments whose bytes are `payload`.
 
-    `key` is `Credentials.key`. `life` and `now_ms`: the id of the actor's process, and the time there in ms.
+    `key` is `Credentials.key`. `life` is the id of the actor's process incarnation, and `now_ms` that process's time.
     `nonce`: NONCE_BYTES random bytes.
     """
     return Signature(user, life, now_ms, nonce, _mac(user, key, actor, method, payload, life, now_ms, nonce))
 
 
 def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) -> None:
-    """Return if `signature` was made for the process `life` of `actor`, within SKEW_MS of the process's `now_ms`.
+    """Check that `signature` was made for the incarnation `life` of `actor`'s process, within SKEW_MS of `now_ms`.
 
-    SignedTooEarlyError otherwise, which carries both, so that the client can sign anew. Who signed is not checked here.
+    Raises SignedTooEarlyError if not. The error carries `life` and `now_ms`, so that the client can sign again. This
+    function does not check who signed.
     """
     if signature.life != life:
         reason = "for another process of it" if signature.life else "without the id of its process"
@@ -81,9 +84,9 @@ def require_fresh(signature: Signature, actor: str, life: bytes, now_ms: int) ->
 
 
 def check(key: bytes, signature: Signature, actor: str, method: str, payload: bytes) -> None:
-    """Return if `signature` was made with `key` for this very request. AuthenticationError otherwise.
+    """Check that `signature` was made with `key` for exactly this request. Raises AuthenticationError if not.
 
-    Says nothing about time and repeats: `require_fresh` and `SeenNonces` do.
+    This function checks neither time nor repeats: `require_fresh` and `SeenNonces` do.
     """
     if len(signature.nonce) != NONCE_BYTES:
         raise AuthenticationError(f"a signature's nonce has {NONCE_BYTES} bytes, not {len(signature.nonce)}")
@@ -96,23 +99,27 @@ def check(key: bytes, signature: Signature, actor: str, method: str, payload: by
 
 
 class SeenNonces:
-    """The nonces of the requests that a server's process has taken, while their signatures are fresh. Not thread-safe.
+    """The nonces of the requests that a server process has accepted, kept while their signatures are fresh. Not
+    thread-safe.
 
-    `most`: the most nonces that are remembered.
+    `most`: the maximum number of nonces that are remembered.
     """
 
     def __init__(self, most: int = NONCES_MAX) -> None:
         self._most = most
         self._seen: set[tuple[str, bytes]] = set()
         self._order: deque[tuple[int, tuple[str, bytes]]] = deque()
-        """When each may be forgotten, and which it is."""
+        """Entries of `_seen` in order of expiry, each with the time in ms at which it may be forgotten."""
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def take(self, signature: Signature, now_ms: int) -> None:
-        """Note a signature that is fresh and that `check` has let pass. `now_ms`: the process's clock, which never goes
-        back. AuthenticationError for a signature that was noted before; SystemBusyError if the memory is full."""
+        """Remember a signature that is fresh and that `check` has accepted. `now_ms`: the process's clock, which never
+        goes back.
+
+        Raises AuthenticationError if the signature is already remembered. Raises SystemBusyError if the memory is full.
+        """
         self._forget(now_ms)
         one = signature.user, signature.nonce
         if one in self._seen:
@@ -122,7 +129,8 @@ class SeenNonces:
         if len(self._seen) >= self._most:
             raise SystemBusyError(f"{self._most} signed requests in {2 * SKEW_MS} ms: no more are remembered")
         self._seen.add(one)
-        # A signature is valid until its time + SKEW_MS, which is no later than this; so the queue stays in order.
+        # A signature expires SKEW_MS after its own time, and so no later than this entry. Entries are appended in order
+        # of expiry.
         self._order.append((now_ms + 2 * SKEW_MS, one))
 
     def _forget(self, now_ms: int) -> None:

@@ -1,16 +1,18 @@
-"""Stand-in classes: the class that Ray gets in place of a real actor class, with a check before each method.
+"""Stand-in classes: Ray starts a stand-in instead of the real actor class; the stand-in checks access before each
+method.
 
-    handle.fetch(…)                     plain: refused where access is on
-    handle.signed_fetch(signature, …)   the twin: checks the signature, then calls the real method
+    handle.fetch(…)                     plain: refused if access control is on
+    handle.signed_fetch(signature, …)   signed variant: checks the signature, then calls the real method
 
-`server_class_body` makes the methods. actors.actor_class makes stand-ins of raymq's servers with them.
+`server_class_body` makes the methods. actors.actor_class uses them for the stand-ins of raymq's servers.
 
 `owned_actor` makes stand-ins of the actors that run a user's code: Listeners and PredicateRunners. Such an actor serves
-its owner, who started it, and nobody else. It runs in the user's environment, has no list of users, and must not hold
-the key of raymq's own actors. Its owner's key checks the owner's calls. A key made for this one actor checks the calls
-of its Pull actor, which gets that key in the Listener's signed calls (raymq.client.consumer.push.hosting).
+only its owner, the user who started it. It runs in the user's environment, has no list of users, and must not hold the
+key of raymq's own actors. The owner's key authenticates the owner's calls. Another key, made for this one actor,
+authenticates the calls of its Pull actor. The Pull actor gets that key in the Listener's signed calls
+(raymq.client.consumer.push.hosting).
 
-Whoever can run code in the cluster's processes is not kept out: see docs/access.md.
+The check does not stop code that runs in the cluster's processes: see docs/access.md.
 """
 
 from __future__ import annotations
@@ -30,25 +32,26 @@ from raymq.remoting.access.state import NO_USERS
 from raymq.remoting.access.users import INTERNAL_USER, User
 
 OWNER_NONCES_MAX: Final = 100_000
-"""Signed calls that an owned actor remembers, against repeats; some 10 MB at the most."""
+"""Maximum number of signed calls that an owned actor remembers to refuse repeats, about 10 MB."""
 
 
 class CallAuthentication(Protocol):
-    """Checks the calls of an actor before its methods, if access is on."""
+    """Interface of the check that runs before each method of an actor if access control is on."""
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. AuthenticationError."""
+        """Refuse a call that is not signed. Always raises AuthenticationError."""
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Check a signed call of `method`, called `name`, and carry it out. AuthenticationError."""
+        """Check the signature of a call of the method `name`, and run `method`. Raises AuthenticationError if the check
+        fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorOwner:
-    """The callers of an owned actor. It is pickled with the actor's arguments, and shown nowhere.
+    """The users who may call an owned actor. This value is pickled with the actor's arguments, and never shown.
 
-    `actor`: the actor's name, which signatures name. `owner`: the user who started it. `call_key`: the key with which
-    raymq's own actors sign their calls of this one actor; empty if they make none.
+    `actor`: the actor's name, which signatures contain. `owner`: the user who started the actor. `call_key`: the key
+    with which raymq's own actors sign their calls of this actor; empty if they make no calls.
     """
 
     actor: str
@@ -59,7 +62,7 @@ class ActorOwner:
 class OwnerAuthentication:
     """Authenticates the calls of an owned actor. Thread-safe.
 
-    `clock` returns ms and never goes back. `life`: the id of this process; None draws one.
+    `clock` returns ms and never goes back. `life`: the id of this process incarnation; None creates a random id.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class OwnerAuthentication:
     ) -> None:
         self._access, self._clock = access, clock
         self._lock = threading.Lock()
-        """Guards the authenticator's memory of calls."""
+        """Guards the authenticator's memory of accepted calls."""
         owner, internal = access.owner, access.call_key or None
         if owner.user == INTERNAL_USER:
             self._state, internal = NO_USERS, owner.key
@@ -79,14 +82,17 @@ class OwnerAuthentication:
         self._authenticator = Authenticator(life, internal_key=internal, nonces_max=OWNER_NONCES_MAX)
 
     def refuse_unsigned(self, method: str) -> NoReturn:
-        """Refuse a call that is not signed. AuthenticationError."""
+        """Refuse a call that is not signed. Always raises AuthenticationError."""
         raise AuthenticationError(
             f"{method} of {self._access.actor} serves user {self._access.owner.user!r} only, by signed calls"
         )
 
     def authenticate_call(self, name: str, signature: Any, payload: bytes, method: Callable[..., Any]) -> Any:
-        """Carry out a call that the owner or the actor's Pull actor has signed. AuthenticationError for any other call
-        and for a repeat: the method was not called then, and the arguments were not unpickled."""
+        """Run a call that the owner or the actor's Pull actor has signed.
+
+        Raises AuthenticationError for any other call and for a repeat. In that case the method was not called, and the
+        arguments were not unpickled.
+        """
         import pickle
 
         if not isinstance(signature, Signature) or not isinstance(payload, bytes):
@@ -100,9 +106,10 @@ class OwnerAuthentication:
 
 
 def owned_actor(real: type) -> type:
-    """A class that behaves as `real`, whose constructor takes `access` too: an ActorOwner, or None to serve everybody.
+    """Return a class that behaves like `real`, but whose constructor also takes `access`: an ActorOwner, or None to
+    serve every caller.
 
-    Ray pickles the class by value, and the real class by reference.
+    Ray pickles the returned class by value, and the real class by reference.
     """
 
     def construct(self: Any, *args: Any, access: Any = None, **kwargs: Any) -> None:
@@ -115,9 +122,11 @@ def owned_actor(real: type) -> type:
 
 
 def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, Any]:
-    """The namespace of a stand-in of `real`: `construct` as its constructor, each public method, and its signed twin.
+    """Build the namespace of a stand-in of `real`: the constructor `construct`, each public method, and the signed
+    variant of each public method.
 
-    An instance has `_real`, the real object, and `_authentication`, a CallAuthentication, or None if access is off.
+    An instance has `_real`, the real object, and `_authentication`: a CallAuthentication, or None if access control is
+    off.
     """
     namespace: dict[str, Any] = {"__doc__": real.__doc__, "__module__": real.__module__, "__init__": construct}
     construct.__doc__ = real.__init__.__doc__  # type: ignore[misc]  # it is read only
@@ -135,7 +144,7 @@ def server_class_body(real: type, construct: Callable[..., None]) -> dict[str, A
 
 
 def _with_access(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a constructor that takes `access`, too."""
+    """Return a constructor's signature with the additional parameter `access`."""
     parameters = list(signature.parameters.values())
     if any(one.name == "access" for one in parameters):
         raise TypeError("a server's constructor has no argument called access: that is its stand-in's")
@@ -155,7 +164,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _forward_signed(name: str) -> Callable[..., Any]:
-    """The twin of a method. Where access is off nobody looks at the signature: a client may sign all its calls."""
+    """Make the signed variant of a method. If access control is off, the signature is ignored, so a client may sign all
+    its calls."""
 
     def method(self: Any, signature: Any, payload: bytes) -> Any:
         if self._authentication is not None:
@@ -171,5 +181,5 @@ def _forward_signed(name: str) -> Callable[..., Any]:
 
 
 def _marks_of_ray(function: Callable[..., Any]) -> dict[str, Any]:
-    """The attributes that `ray.method` has set on a method, for example its concurrency group."""
+    """Return the attributes that `ray.method` has set on a method, for example its concurrency group."""
     return {name: value for name, value in vars(function).items() if name.startswith("__ray_")}

@@ -1,9 +1,9 @@
-"""All users and policies of a raymq, as one value that is changed as a whole: AuthState.
+"""AuthState: all users and policies of a raymq cluster, as one immutable value.
 
 Every change makes a new value with the next version (`with_user`, `without_user`, `with_entries`, `without_entries`),
-or raises and leaves the old one. Servers are started with it; `dump` makes a JSON object of it. Of two values the one
-with the higher version is the newer. Users that are deleted take their policies along; entries merge by equal resource
-(spec/features.md §8).
+or raises and leaves the old value. Servers get an AuthState when they start. `dump` converts the value to a JSON
+object. Of two values, the one with the higher version is newer. Deleting a user deletes the user's policies. An entry
+replaces an existing entry with an equal resource (spec/features.md §8).
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from raymq.remoting.access.users import BOUNDS, User, UserStatus, UserType, chec
 
 USERS_MAX: Final = 1000
 ENTRIES_MAX: Final = 4000
-"""Entries of all users together, so that the record of all of them stays below a message's greatest size."""
+"""Maximum number of policy entries of all users together. This limit keeps the stored record of the state below a
+message's maximum size."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """Users by name, and their entries by the user's name. Never changed in place; equal values decide alike."""
+    """Users by name, and policy entries by user name. Immutable; equal values make equal decisions."""
 
     users: Mapping[str, User] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, tuple[Entry, ...]] = field(default_factory=lambda: MappingProxyType({}))
     version: int = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:  # Any: what pickle asks for
-        # A mapping proxy cannot be pickled; a value travels to other actors as plain dicts.
+    def __reduce__(self) -> tuple[Any, ...]:  # Any: the return type of pickle's protocol
+        # A mapping proxy cannot be pickled, so the value is sent to other actors as plain dicts.
         return _from_dicts, (dict(self.users), dict(self.policies), self.version)
 
     def user(self, name: str) -> User:
-        """The user `name`. UserNotExistError."""
+        """Return the user `name`. Raises UserNotExistError if no such user exists."""
         if name not in self.users:
             raise UserNotExistError(name)
         return self.users[name]
 
     def entries(self, name: str) -> tuple[Entry, ...]:
-        """The entries of the user `name`, empty if there are none. UserNotExistError."""
+        """Return the policy entries of the user `name`; empty if the user has none. Raises UserNotExistError if no such
+        user exists."""
         self.user(name)
         return self.policies.get(name, ())
 
     def with_user(self, user: User, *, is_new: bool) -> AuthState:
-        """This state with `user` created (`is_new`), or put in the place of the one of that name.
+        """Return this state with `user` added (`is_new`), or with `user` in place of the existing user of that name.
 
-        InvalidArgumentError: there is one already, one too many, or the last enabled super user would be none;
-        UserNotExistError: there is none to update.
+        Raises InvalidArgumentError if the new user already exists, if there are too many users, or if no enabled super
+        user would remain. Raises UserNotExistError if the user to update does not exist.
         """
         check_user(user)
         if is_new and user.name in self.users:
@@ -61,17 +63,21 @@ class AuthState:
         return self._changed({**self.users, user.name: user}, self.policies)
 
     def without_user(self, name: str) -> AuthState:
-        """This state without the user `name` and its entries. UserNotExistError; InvalidArgumentError for the last
-        enabled super user."""
+        """Return this state without the user `name` and the user's entries.
+
+        Raises UserNotExistError if no such user exists, and InvalidArgumentError if the user is the last enabled super
+        user.
+        """
         self.user(name)
         users = {one: user for one, user in self.users.items() if one != name}
         return self._changed(users, {one: entries for one, entries in self.policies.items() if one != name})
 
     def with_entries(self, name: str, entries: Iterable[Entry], *, is_new: bool | None = None) -> AuthState:
-        """This state with `entries` for the user `name`, each in the place of the one of its policy type and resource.
+        """Return this state with `entries` added for the user `name`. An entry replaces the entry of the same policy
+        type and resource.
 
-        `is_new` True refuses entries that are there already, False those that are not. UserNotExistError,
-        PolicyNotExistError, InvalidArgumentError.
+        If `is_new` is True, existing entries are refused; if False, missing entries are refused. Raises
+        UserNotExistError, PolicyNotExistError or InvalidArgumentError.
         """
         kept = {(entry.policy_type, entry.resource): entry for entry in self.entries(name)}
         for entry in entries:
@@ -88,9 +94,10 @@ class AuthState:
     def without_entries(
         self, name: str, resource: Pattern | None = None, policy_type: PolicyType = PolicyType.CUSTOM
     ) -> AuthState:
-        """This state without the user's entry for `resource`, or without all of that policy type.
+        """Return this state without the user's entry for `resource`; if `resource` is None, without all the user's
+        entries of the policy type.
 
-        UserNotExistError, PolicyNotExistError: there is none.
+        Raises UserNotExistError if the user does not exist, and PolicyNotExistError if no such entry exists.
         """
         before = self.entries(name)
         after = tuple(
@@ -104,13 +111,17 @@ class AuthState:
         return self._changed(self.users, {**policies, name: after} if after else policies)
 
     def kept_at(self, now_ms: int) -> AuthState:
-        """This state with a version that makes it newer than every state of a file: it is kept by a broker from now on.
+        """Return this state with a version that is newer than every state from a file, because a broker stores the
+        state from now on.
 
-        A file's version counts its users and entries; a kept one's is the time, or one more than that before."""
+        The version of a file's state is the number of its users and entries. The version of a stored state is the time
+        in ms, or the previous version plus one.
+        """
         return replace(self, version=max(self.version, now_ms))
 
     def with_owner(self, owner: User | None) -> AuthState:
-        """This state with the super user of the settings as the settings have it, whatever it says of that user."""
+        """Return this state with the super user `owner` from the settings in place of the state's own user of that
+        name."""
         if owner is None or self.users.get(owner.name) == owner:
             return self
         return replace(self, users=MappingProxyType({**self.users, owner.name: owner}))
@@ -125,11 +136,11 @@ class AuthState:
 
     @property
     def has_admin(self) -> bool:
-        """True if an enabled super user is there."""
+        """True if the state has an enabled super user."""
         return _has_admin(self.users)
 
     def dump(self) -> dict[str, Any]:  # Any: a JSON object
-        """The state as a JSON object, keys included: it is kept, and never shown."""
+        """Return the state as a JSON object for storage. The object contains the keys, so it is never shown."""
         return {
             "version": self.version,
             "users": [{**user.shown(), "key": user.key.hex()} for user in self.users.values()],
@@ -138,13 +149,13 @@ class AuthState:
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> AuthState:  # Any: a JSON object
-        """The state that `dump` made. InvalidArgumentError for one that cannot be."""
+        """Decode the state that `dump` encoded. Raises InvalidArgumentError if the object is not a valid state."""
         try:
             users = [_read_user(one) for one in dumped["users"]]
             policies = {name: tuple(map(read_entry, entries)) for name, entries in dumped["policies"].items()}
             version = int(dumped["version"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            # The class only: a text of such an error may hold a piece of a key.
+            # Show only the error's class, because the error's text may contain part of a key.
             raise InvalidArgumentError(f"users and policies cannot be read: {type(error).__name__}") from None
         return _from_dicts({user.name: user for user in users}, policies, version)
 
@@ -168,6 +179,7 @@ def _read_user(dumped: Mapping[str, Any]) -> User:
             UserType(dumped["type"]),
             UserStatus(dumped["status"]),
             white_addresses=dumped["white_addresses"],
-            **{name: dumped.get(name, 0) for name in BOUNDS},  # what was kept by 0.1 has only the first two
+            # States that raymq 0.1 stored have only the first two bounds.
+            **{name: dumped.get(name, 0) for name in BOUNDS},
         )
     )

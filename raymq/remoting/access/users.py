@@ -1,8 +1,8 @@
-"""Users: their names, kinds, keys and quotas (spec/features.md §8).
+"""Users: their names, types, keys and quotas (spec/features.md §8).
 
-A secret is never kept. What is kept is the user's key, derived from secret and name by PBKDF2, with which requests are
-signed: whoever reads a broker's state log could sign as its users, but does not learn secrets that are perhaps used
-elsewhere, too. The key is no part of a user's `repr`, nor of what users are shown.
+A secret is never stored. raymq stores the user's key, which PBKDF2 derives from the secret and the name, and which
+signs the requests. So a reader of a broker's state log can sign as its users, but does not get the secrets, which users
+may also use elsewhere. A user's `repr` and the printed descriptions of users do not contain the key.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from raymq.common.numbers import NumberRange, number_in
 from raymq.remoting.access.addresses import check_pattern
 
 SECRET_MIN_CHARACTERS: Final = 7
-"""As for accounts of ACL 1.0 (golden fact 142)."""
+"""Minimum length of a user's secret in characters, as for accounts of ACL 1.0 (golden fact 142)."""
 USER_CHARS_MAX: Final = 64
 KEY_BYTES: Final = 32
 KEY_ROUNDS: Final = 100_000
-"""Rounds of PBKDF2: some 30 ms, once per connection, that make guessing a secret from its key slow."""
+"""Rounds of PBKDF2, about 30 ms once per connection. They make it slow to guess a secret from its key."""
 
 INTERNAL_USER: Final = "rmq_sys_internal"
-"""The name under which raymq's own actors sign. No user can be created with it."""
+"""The user name with which raymq's own actors sign. No user can be created with this name."""
 
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 
 class Bounds(TypedDict, total=False):
-    """A user's quotas, each per second and at each store; 0 is no bound. The first two bound what it sends, the others
-    what it consumes."""
+    """A user's quotas, each per second and per store; 0 means no limit. The first two limit sending, the last two limit
+    consuming."""
 
     bytes_per_second: int
     messages_per_second: int
@@ -43,20 +43,21 @@ class Bounds(TypedDict, total=False):
 
 BOUNDS: Final = tuple(Bounds.__annotations__)
 QUOTA: Final = NumberRange(0, 2**53 - 1)
-"""The values of each quota."""
+"""The allowed values of each quota."""
 SEND_BOUNDS: Final = BOUNDS[:2]
 CONSUME_BOUNDS: Final = BOUNDS[2:]
 
 
 class UserType(Enum):
-    """The kind of a user: Super may do everything, Normal what policies allow."""
+    """The type of a user: a Super user may do everything, a Normal user what policies allow."""
 
     SUPER = "Super"
     NORMAL = "Normal"
 
 
 class UserStatus(Enum):
-    """ENABLE, or DISABLE: every request of the user is refused, and its policies are kept."""
+    """The status of a user. With DISABLE every request of the user is refused, but the user's policies are
+    kept."""
 
     ENABLE = "enable"
     DISABLE = "disable"
@@ -64,10 +65,10 @@ class UserStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user. Its quotas are those of Bounds.
+    """One user, with the quotas of Bounds.
 
-    `white_addresses` is a pattern (raymq.remoting.access.addresses) of addresses from where the user needs no
-    signature, as accounts of ACL 1.0 have it; blank, the default, is nowhere.
+    `white_addresses` is a pattern (raymq.remoting.access.addresses) of addresses from which the user needs no
+    signature, as for accounts of ACL 1.0. Blank, the default, matches no address.
     """
 
     name: str
@@ -87,7 +88,7 @@ class User:
 
     @property
     def is_enabled(self) -> bool:
-        """True if the user's requests are looked at at all."""
+        """True if the user is not disabled. A server refuses every request of a disabled user."""
         return self.status is UserStatus.ENABLE
 
     @property
@@ -102,11 +103,11 @@ class User:
 
     @property
     def has_consume_bound(self) -> bool:
-        """True if there is a bound of what it consumes."""
+        """True if the user has a quota for consuming."""
         return bool(self.consume_bytes_per_second or self.consume_messages_per_second)
 
     def shown(self) -> dict[str, Any]:  # Any: a JSON object
-        """The user as commands print it: a JSON object without the key."""
+        """Return the user as a JSON object for commands to print, without the key."""
         return {
             "name": self.name,
             "type": self.type.value,
@@ -125,13 +126,14 @@ def make_user(
     white_addresses: str = "",
     **bounds: Unpack[Bounds],
 ) -> User:
-    """A user with the key of `secret`. InvalidArgumentError for a name, secret, quota or pattern that is refused."""
+    """Create a user whose key is derived from `secret`. Raises InvalidArgumentError if the name, secret, quota or
+    pattern is not allowed."""
     user = User(name, derive_key(name, secret), type, status, white_addresses=white_addresses, **bounds)
     return check_user(user)
 
 
 def check_user(user: User) -> User:
-    """Return `user` if its name, key, quotas and pattern are allowed, else raise InvalidArgumentError."""
+    """Return `user` if its name, key, quotas and pattern are allowed. Raises InvalidArgumentError if not."""
     check_user_name(user.name)
     check_bounds(user.bounds)
     if len(user.key) != KEY_BYTES:
@@ -141,7 +143,7 @@ def check_user(user: User) -> User:
 
 
 def check_bounds(bounds: Bounds) -> Bounds:
-    """Return `bounds` if a user may have them, else raise InvalidArgumentError."""
+    """Return `bounds` if they are allowed as quotas of a user. Raises InvalidArgumentError if not."""
     given: Mapping[str, object] = bounds
     for name, bound in given.items():
         if name not in BOUNDS:
@@ -151,7 +153,7 @@ def check_bounds(bounds: Bounds) -> Bounds:
 
 
 def check_user_name(name: str) -> str:
-    """Return `name` if a user may have it, else raise InvalidArgumentError."""
+    """Return `name` if it is allowed as a user name. Raises InvalidArgumentError if not."""
     if not isinstance(name, str) or not _LEGAL_NAME.fullmatch(name) or len(name) > USER_CHARS_MAX:
         raise InvalidArgumentError(
             f"a user's name has 1 to {USER_CHARS_MAX} letters, digits and characters of . _ @ -, unlike {name!r}"
@@ -162,7 +164,8 @@ def check_user_name(name: str) -> str:
 
 
 def derive_key(name: str, secret: str) -> bytes:
-    """The key, KEY_BYTES long, with which the user `name` signs. InvalidArgumentError for a secret that is too short.
+    """Derive the key of KEY_BYTES bytes with which the user `name` signs. Raises InvalidArgumentError if the secret is
+    too short.
 
     The name is the salt: two users with the same secret have different keys.
     """

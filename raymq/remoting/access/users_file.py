@@ -1,4 +1,5 @@
-"""A file of users and policies, as `raymq up` reads it (access.users_file): YAML, mode 0600, because it holds secrets.
+"""The file of users and policies that `raymq up` reads (setting access.users_file): YAML, mode 0600, because it holds
+secrets.
 
     users:
       - name: orders-team
@@ -8,7 +9,7 @@
           - {resource: "Topic:orders", actions: [Pub, Sub]}
           - {resource: "Group:billing*", actions: [Sub], decision: Allow, sources: [10.0.0.0/8]}
 
-A user may also have `status` and quotas (raymq.remoting.access.users.Bounds), and an entry `policy_type`.
+A user may also have `status` and quotas (raymq.remoting.access.users.Bounds), and an entry may also have `policy_type`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _ENTRY_KEYS: Final = frozenset(("resource", "actions", "decision", "sources", "p
 
 
 def read_users_file(file: Path, state: AuthState) -> AuthState:
-    """`state` with the users and policies of `file`. ConfigError names what is wrong in it, and never a secret."""
+    """Return `state` with the users and policies of `file` added. Raises ConfigError, which names the mistake in the
+    file, and never a secret."""
     try:
         content = yaml.safe_load(read_private(file.expanduser(), USERS_FILE_MAX_BYTES))
     except yaml.YAMLError as error:

@@ -1,9 +1,9 @@
-"""Lanes: streams into a server's process, for calls that are too frequent for actor calls.
+"""Lanes: socket connections into a server's process, for calls that are too frequent for Ray actor calls.
 
-A change of the bytes between a lane's two ends belongs here. A lane is one connection. On the server's node it is an
-abstract Unix socket, which needs no file, so a killed process leaves nothing behind. Between nodes it is TCP, within
-TLS if Ray uses TLS. Address and secret come from an actor call, so every caller of the actor may open a lane. Neither
-side unpickles received bytes.
+To change the bytes between a lane's two ends, change this package. A lane is one connection. On the server's node it is
+an abstract Unix socket, which needs no file, so a killed process leaves nothing behind. Between nodes it is TCP, within
+TLS if Ray uses TLS. A client gets the lane's address and secret from an actor call, so every caller of the actor may
+open a lane. Neither side unpickles received bytes.
 
 Handshake, with parts of fixed sizes
     server → client   | "RMQL" 4 | version 2 | zero 2 | random 32 |
@@ -21,7 +21,7 @@ A frame, little-endian (frames.py)
     | payload length 4 | kind 1 | flags 1 | count 2 | correlation 8 | payload |
     and on TCP, behind the correlation, the CRC-32 of these 16 bytes: | crc 4 |
 An answer has the kind and the correlation of its request. Flag 1 marks an error, whose payload is msgpack of [class
-name, arguments, text]. The client rebuilds errors of raymq.common.errors by the class's name, and no other errors.
+name, arguments, text]. The client rebuilds only errors of raymq.common.errors, by the class's name.
 
     kind       request                                          answer
     1 OPEN     a queue's name for a handle (appends.py)         none
@@ -35,6 +35,6 @@ name, arguments, text]. The client rebuilds errors of raymq.common.errors by the
 A server may define other kinds. A WAIT replaces the earlier WAIT of its connection, which then gets no answer. Requests
 of one connection may be answered in any order.
 
-Modules: address (where a server is), handshake, frames, turns (who may send a large frame), connection and server (the
-server's end), client (the other end), and the payloads in appends, reads, calls and log_chunks.
+Modules: address (a server's address), handshake, frames, turns (which connection may send a large frame), connection
+and server (the server's end), client (the client's end), and the payloads in appends, reads, calls and log_chunks.
 """

@@ -1,8 +1,9 @@
-"""The address of a lane's server, and the server's TLS.
+"""The address of a lane's server, and the server's TLS settings. A lane is a direct socket connection to a server's
+process.
 
-Certificates live for weeks and processes for longer. So the files are checked whenever a lane is opened (three calls of
-`stat`, some microseconds), and read again if one of them has changed. Open lanes stay as they are. If the files do not
-match, because someone is replacing them, the former certificate stays in use.
+Certificates are valid for weeks, and processes run longer. So each new lane checks whether the certificate files have
+changed (three calls of `stat`, some microseconds), and reads changed files again. Open lanes keep their certificate. If
+the files do not match, because someone is replacing them, the previous certificate stays in use.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from raymq.common.closing import in_forked_child
 logger = logging.getLogger(__name__)
 
 SAME_LINE_PAUSE_S: Final = 60.0
-"""The pause between two log lines about the same refusal, because clients retry each second."""
+"""Minimum pause in seconds between two log lines about the same refusal. Clients retry each second and would fill the
+log."""
 SAME_LINES_MAX: Final = 64
-"""The most refusals that are tracked; further refusals are logged once an older one is forgotten."""
+"""Maximum number of different refusals that SeldomLines tracks. Further refusals are logged only after an older one has
+expired."""
 NO_TLS: Final = frozenset({"wrong version number", "http request", "packet length too long", "record layer failure"})
-"""OpenSSL's reasons if the other side sends anything other than TLS."""
+"""OpenSSL's error reasons if the peer sends bytes that are not TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class LaneAddress:
     """The address of a lane's server: the `name` of its abstract Unix socket, and the secret that opens a lane.
 
     Clients on other nodes connect to `host` and `port`, within TLS if `tls` is set. If `port` is 0, the server serves
-    its own node only, and `own_node_only` says why.
+    only its own node, and `own_node_only` contains the reason.
     """
 
     name: str
@@ -46,26 +49,30 @@ class LaneAddress:
 
     @property
     def place(self) -> str:
-        """The address as texts show it: host and port, or the name of the socket on the server's node."""
+        """The address as log and error texts show it: host and port, or the name of the Unix socket on the server's
+        node."""
         return f"{self.host}:{self.port}" if self.port else f"{self.name[1:]} on its own node"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of a certificate, of its key, and of the authority that signs the other side's certificate."""
+    """The PEM files of a certificate, of the certificate's key, and of the authority that signs the peers'
+    certificates."""
 
     certificate: str
     key: str
     authority: str
 
     def server_context(self) -> ssl.SSLContext:
-        """Build the context of a server that demands a certificate of its clients. OSError: a file cannot be read."""
+        """Build the TLS context of a server that requires client certificates. Raises OSError if a file cannot
+        be read."""
         return self._prepare(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def client_context(self) -> ssl.SSLContext:
-        """Build the context of a client, which accepts server certificates that the authority has signed.
+        """Build the TLS context of a client, which accepts server certificates that the authority has signed.
 
-        Host names are not compared, because clients connect to IP addresses, as in Ray. OSError: a file cannot be read.
+        Host names are not compared, because clients connect to IP addresses, as in Ray. Raises OSError if a file cannot
+        be read.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -79,7 +86,8 @@ class TlsFiles:
         return context
 
     def stamps(self) -> tuple[tuple[int, int, int], ...]:
-        """Return each file's inode, size in bytes and last change in ns. OSError if a file does not exist."""
+        """Return the inode, the size in bytes and the time of the last change in ns of each file. Raises OSError if a
+        file does not exist."""
         found = [os.stat(path) for path in (self.certificate, self.key, self.authority)]
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
@@ -88,7 +96,8 @@ class TlsContext:
     """The TLS context of one end of lanes, built from files that may be replaced at any time. Thread-safe."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
-        """`make` is a method of TlsFiles. OSError, or its ssl.SSLError, if the files are unreadable or do not match."""
+        """`make` is a method of TlsFiles that builds a context. Raises OSError, or its subclass ssl.SSLError, if the
+        files are unreadable or do not match."""
         self.files = files
         self._make = make
         self._lock = threading.Lock()
@@ -96,16 +105,17 @@ class TlsContext:
         self._context = make(files)
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection, from the current files.
+        """Return the TLS context for a new connection, built from the current files.
 
-        If the files cannot be read or do not match, a log line reports it, and the former context is returned.
+        If the files cannot be read or do not match, log that and return the previous context.
         """
         with self._lock:
             try:
                 stamps = self.files.stamps()
                 if stamps != self._stamps:
                     self._context = self._make(self.files)
-                    self._stamps = stamps  # from before the reading, so that later changes are read again
+                    # Taken before the files were read, so that a later change causes another read.
+                    self._stamps = stamps
                     logger.info(
                         "lanes that are opened from now on use the new certificate in %s", self.files.certificate
                     )
@@ -121,12 +131,13 @@ class TlsContext:
 
 @lru_cache(maxsize=8)
 def client_tls(files: TlsFiles) -> TlsContext:
-    """Return the context of this process's lanes to servers. OSError as of TlsContext; the next call retries."""
+    """Return the TLS context of this process's lanes to servers. Raises OSError like TlsContext; the next call tries
+    again."""
     return TlsContext(files, TlsFiles.client_context)
 
 
 class SeldomLines:
-    """Logs repeated warnings at most once per key in SAME_LINE_PAUSE_S. Thread-safe."""
+    """Logs repeated warnings at most once per key in SAME_LINE_PAUSE_S seconds. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -195,7 +206,8 @@ def refused_by_client(error: ssl.SSLError, peer: str, files: TlsFiles) -> str:
 
 
 def rays_tls(environment: Mapping[str, str] = os.environ) -> TlsFiles | None:
-    """Return the files of Ray's own TLS, or None if RAY_USE_TLS is off. KeyError if a file's variable is not set."""
+    """Return the TLS files that Ray itself uses, or None if RAY_USE_TLS is off. Raises KeyError if a file's variable is
+    not set."""
     if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     return TlsFiles(

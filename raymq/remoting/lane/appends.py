@@ -1,4 +1,4 @@
-"""Payloads of OPEN and APPEND frames: batches of records, and the offsets they get.
+"""Payloads of OPEN and APPEND frames: batches of records, and the offsets that the store assigns to them.
 
 OPEN gives a queue a handle, which later APPENDs of the same connection use. Opening a handle again changes its queue.
 OPEN is sent ahead of the first APPEND that uses the handle, and has no answer.
@@ -31,14 +31,14 @@ from raymq.records.format.message_id import IdRange
 from raymq.remoting.lane.frames import PAYLOAD_MAX, Buffer, ProtocolError
 
 HANDLES_MAX: Final = 1024
-"""The most handles of a connection."""
+"""Maximum number of queue handles of one connection."""
 
 _OPEN: Final = struct.Struct("<Iq")
 _BATCH: Final = struct.Struct("<IIIqqHBBB7x")
 _RESULT: Final = struct.Struct("<BBxxIqqq")
 _WAITS, _HAS_SIZES, _HAS_CODES, _HAS_STEM, _HAS_PRODUCER = 1, 2, 4, 8, 16
 _ONE: Final = _HAS_STEM | _HAS_PRODUCER
-"""The flags of every batch of a LoneRecord."""
+"""The flags that every APPEND of a single-message record (LoneRecord) has."""
 _DUPLICATE, _PHYSICAL_OFFSETS, _QUEUE_OFFSETS = 1, 2, 4
 _SIZE: Final = np.dtype("<i4")
 _CODE: Final = np.dtype("<i8")
@@ -50,16 +50,17 @@ QueueName = tuple[str, int]
 
 
 class ClientHandles:
-    """The handles of one client's connection. Beyond HANDLES_MAX, the least recently used handle is reused.
+    """The queue handles of one client's connection. Beyond HANDLES_MAX, the least recently used handle is reused.
 
-    So an APPEND of up to HANDLES_MAX queues reuses no handle that the APPEND itself needs.
+    An APPEND of up to HANDLES_MAX queues therefore reuses no handle that the same APPEND needs.
     """
 
     def __init__(self) -> None:
         self._handles: dict[QueueName, int] = {}
 
     def get(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """Return a queue's handle, and the payload of the OPEN that must precede its use; empty if none is needed."""
+        """Return a queue's handle, and the payload of the OPEN that must be sent before the handle is used; the payload
+        is empty if no OPEN is needed."""
         name = topic, queue_id
         handle = self._handles.pop(name, None)
         if handle is not None:
@@ -74,22 +75,23 @@ class ClientHandles:
         return handle, _OPEN.pack(handle, queue_id) + topic.encode()
 
     def known(self, topic: str, queue_id: int) -> int | None:
-        """Return a queue's handle or None. This does not count as a use of the handle."""
+        """Return a queue's handle, or None if the queue has none. This call does not count as a use of the
+        handle."""
         return self._handles.get((topic, queue_id))
 
     def forget(self) -> None:
-        """Forget all handles, because some OPENs were not sent."""
+        """Forget all handles, because some of their OPEN frames were not sent."""
         self._handles.clear()
 
 
 class ServerHandles:
-    """The server's side of a connection's handles."""
+    """The server's map from a connection's handles to queues."""
 
     def __init__(self) -> None:
         self._names: dict[int, QueueName] = {}
 
     def open(self, payload: Buffer) -> None:
-        """Carry out an OPEN. ProtocolError if the payload is no OPEN."""
+        """Register the handle of an OPEN frame. Raises ProtocolError if the payload is not an OPEN."""
         try:
             handle, queue_id = _OPEN.unpack_from(payload)
             topic = bytes(payload[_OPEN.size :]).decode()
@@ -100,7 +102,7 @@ class ServerHandles:
         self._names[handle] = topic, queue_id
 
     def get(self, handle: int) -> QueueName:
-        """Return the queue of a handle. ProtocolError if the handle was not opened."""
+        """Return the queue of a handle. Raises ProtocolError if the handle was not opened."""
         try:
             return self._names[handle]
         except KeyError:
@@ -108,9 +110,11 @@ class ServerHandles:
 
 
 def encode_append(batches: Sequence[EncodedBatch], handles: ClientHandles) -> tuple[list[bytes], list[Buffer]]:
-    """Encode up to HANDLES_MAX batches: the payloads of the OPENs to send first, and the parts of the APPEND's payload.
+    """Encode up to HANDLES_MAX batches. Returns the payloads of the OPENs to send first, and the parts of the APPEND's
+    payload.
 
-    MessageIllegalError if a frame cannot hold the batches: they are too long, or have numbers beyond its fields.
+    Raises MessageIllegalError if a frame cannot hold the batches, because they are too long or a number exceeds its
+    field.
     """
     assert len(batches) <= HANDLES_MAX
     size = sum([len(batch.records) for batch in batches])
@@ -158,7 +162,8 @@ def _encode_batch(batch: EncodedBatch, handles: ClientHandles, opens: list[bytes
 
 
 def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
-    """Encode an APPEND of one message as `encode_append` would. Returns the payload's parts and its size in bytes."""
+    """Encode an APPEND of one message, with the same bytes as `encode_append`. Returns the payload's parts and its size
+    in bytes."""
     producer_id, stem = record.producer_id.encode(), record.stem.encode()
     flags, codes = _ONE, b""
     if record.wait_store_msg_ok:
@@ -172,10 +177,10 @@ def encode_one(record: LoneRecord, handle: int) -> tuple[list[bytes], int]:
 
 
 def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> list[EncodedBatch]:
-    """Decode the batches of an APPEND. Their records are views of `payload`; everything else is copied.
+    """Decode the batches of an APPEND. The batches' records are views of `payload`; everything else is copied.
 
-    ProtocolError for a handle that is not open; InvalidArgumentError if the payload is no APPEND. The store checks that
-    records and sizes agree.
+    Raises ProtocolError if a handle is not open, and InvalidArgumentError if the payload is not an APPEND. The store
+    checks that records and sizes agree.
     """
     batches, at = [], 0
     if count == 1 and (one := _decode_one(payload, handles)) is not None:
@@ -219,8 +224,10 @@ def decode_append(payload: memoryview, count: int, handles: ServerHandles) -> li
 
 
 def _decode_one(payload: memoryview, handles: ServerHandles) -> EncodedBatch | None:
-    """The batch of an APPEND of one message with a sequence, an id stem and no tag, as most lone sends make it, in
-    fewer steps; None for any other, and for one that is not right."""
+    """Decode an APPEND of one message with a sequence, an id stem and no tag: the fast path for most single sends.
+
+    Returns None for any other APPEND, and for an invalid payload.
+    """
     if len(payload) < _BATCH.size:
         return None
     handle, length, records, epoch, first, first_id, flags, pid, stem = _BATCH.unpack_from(payload)
@@ -242,7 +249,7 @@ def _decode_one(payload: memoryview, handles: ServerHandles) -> EncodedBatch | N
 
 
 def encode_results(results: Sequence[AppendResult]) -> list[bytes]:
-    """The parts of an APPEND's answer."""
+    """Encode the answer to an APPEND as a list of payload parts."""
     if len(results) == 1:
         [result] = results
         if not result.duplicate and result.physical_offsets is None and result.queue_offsets is None:
@@ -269,8 +276,8 @@ def encode_results(results: Sequence[AppendResult]) -> list[bytes]:
 
 
 def decode_result(payload: Buffer) -> AppendResult:
-    """The result in the answer to an APPEND of one batch, as `decode_results` makes it, in fewer steps if it has no
-    flags."""
+    """Decode the answer to an APPEND of one batch, with the same result as `decode_results`. Faster if the result has
+    no flags."""
     if len(payload) == _RESULT.size:
         status, flags, _, queue_offset, physical_offset, store_ms = _RESULT.unpack(payload)
         if not flags and status < len(_STATUSES):
@@ -280,7 +287,7 @@ def decode_result(payload: Buffer) -> AppendResult:
 
 
 def decode_results(payload: Buffer, count: int) -> list[AppendResult]:
-    """The results in an APPEND's answer. ServiceNotAvailableError if it cannot be read."""
+    """Decode the results in an APPEND's answer. Raises ServiceNotAvailableError if the payload is invalid."""
     try:
         rows = [_RESULT.unpack_from(payload, index * _RESULT.size) for index in range(count)]
         results, at = [], count * _RESULT.size

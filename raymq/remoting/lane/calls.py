@@ -1,9 +1,11 @@
-"""Control calls: a method by its name, with msgpack arguments and a msgpack result, typed by the method's annotations.
+"""Control calls over a lane: a method name, msgpack arguments and a msgpack result. The method's annotations give the
+types.
 
     payload   | length of the name 1 | name | msgpack of the list of arguments |
     answer    | msgpack of the result |
 
-Arguments and results are what msgspec knows: numbers, texts, bytes, lists, dicts, dataclasses, NamedTuples, enums.
+Arguments and results may have the types that msgspec supports: numbers, texts, bytes, lists, dicts, dataclasses,
+NamedTuples, enums.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ from raymq.remoting.lane.connection import LaneRequest
 from raymq.remoting.lane.frames import Buffer
 
 Submit = Callable[[str, Callable[[], None], Callable[[RaymqError], None]], object]
-"""Runs the call of a method, given by name, now or soon, in any thread. If the call is refused, either calls the last
-function with the reason or raises the reason."""
+"""A function that runs the call of a named method, now or later, in any thread. If the call is refused, the function
+passes the reason to its last argument or raises the reason."""
 
 Guard = Callable[[LaneRequest, str, Sequence[Any]], None]
-"""Raises unless a request's user may call a method with these arguments. Runs in the lane's thread; must not block."""
+"""A function that raises unless a request's user may call a method with the given arguments. It runs in the lane's
+thread and must not block."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode_call(method: str, arguments: Sequence[Any]) -> bytes:
-    """Encode the payload of a call. TypeError for an argument that msgpack cannot encode."""
+    """Encode the payload of a call. Raises TypeError if msgpack cannot encode an argument."""
     name = method.encode()
     return bytes([len(name)]) + name + _encoder.encode(list(arguments))
 
 
 def decode_name(payload: memoryview) -> tuple[str, memoryview]:
-    """Return a call's method and the rest of its payload. InvalidArgumentError if the payload has no method."""
+    """Return a call's method name and the rest of its payload. Raises InvalidArgumentError if the payload has no method
+    name."""
     end = 1 + payload[0] if len(payload) else 0
     if not 0 < end <= len(payload):
         raise InvalidArgumentError("a control call has no method")
@@ -44,20 +48,20 @@ def decode_name(payload: memoryview) -> tuple[str, memoryview]:
 
 
 def argument_types(method: Callable[..., Any], skip: int = 0) -> list[Any]:
-    """Return the annotated types of a method's arguments, without the first `skip`."""
+    """Return the annotated types of a method's arguments, without the first `skip` arguments."""
     hints = get_type_hints(method)
     return [hints.get(name, Any) for name in list(signature(method).parameters)[skip:]]
 
 
 class ArgumentReader:
-    """Decodes the arguments of one method. Arguments with defaults may be missing at the end."""
+    """Decodes the arguments of one method. Trailing arguments with defaults may be missing."""
 
     def __init__(self, method: Callable[..., Any], skip: int = 0) -> None:
-        """The method's first `skip` arguments are not on the wire."""
+        """`skip`: the number of first arguments of the method that are not part of the payload."""
         self._types = argument_types(method, skip)
 
     def read(self, payload: Buffer) -> Sequence[Any]:
-        """Decode the arguments of a call. InvalidArgumentError if the method does not take them."""
+        """Decode the arguments of a call. Raises InvalidArgumentError if the method does not accept them."""
         raw = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         if len(raw) > len(self._types):
             raise InvalidArgumentError(f"{len(raw)} arguments came for {len(self._types)}")
@@ -67,9 +71,9 @@ class ArgumentReader:
 class ControlCalls:
     """A handler for LaneServer that calls methods by name.
 
-    `submit` runs the `methods`, so that they may block; their results are the answers. The lane's own thread calls the
-    methods `at_once`, with the request as the first argument. Those must not block, and answer the request themselves:
-    `request.answer(encode_result(...))`.
+    `submit` runs the `methods`, so the methods may block; their results are the answers. The lane's own thread calls
+    the methods in `at_once`, with the request as the first argument. The `at_once` methods must not block, and answer
+    the request themselves: `request.answer(encode_result(...))`.
     """
 
     def __init__(
@@ -79,13 +83,13 @@ class ControlCalls:
         at_once: Mapping[str, Callable[..., None]] | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`guard`, if given, is called before each method."""
+        """`guard`, if given, is called before each method, and raises if the call is not allowed."""
         self._submit, self._guard = submit, guard
         self._methods = {name: (method, ArgumentReader(method)) for name, method in methods.items()}
         self._at_once = {name: (method, ArgumentReader(method, 1)) for name, method in (at_once or {}).items()}
 
     def __call__(self, request: LaneRequest) -> None:
-        """Handle a request."""
+        """Decode a CALL request and run its method."""
         name, payload = decode_name(request.payload)
         try:
             if name in self._at_once:
@@ -114,12 +118,14 @@ def _run(request: LaneRequest, name: str, method: Callable[..., Any], arguments:
 
 
 def encode_result(result: Any) -> bytes:
-    """Encode a method's result as the payload of an answer. TypeError if msgpack cannot encode the result."""
+    """Encode a method's result as the payload of an answer. Raises TypeError if msgpack cannot encode the
+    result."""
     return _encoder.encode(result)
 
 
 def decode_result(payload: Buffer, kind: Any) -> Any:
-    """Decode the result in an answer as a value of type `kind`. ServiceNotAvailableError if that is impossible."""
+    """Decode the result in an answer as a value of type `kind`. Raises ServiceNotAvailableError if the payload does not
+    fit the type."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:

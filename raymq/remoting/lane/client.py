@@ -1,6 +1,6 @@
-"""The client's end of a lane. The calling thread writes the call and reads the answer.
+"""The client's end of a lane. The thread that makes a call also writes the request and reads the answer.
 
-The socket blocks, with timeouts that the kernel keeps. So a call costs two system calls and no switch between threads.
+The socket blocks, and the kernel enforces the timeouts. So a call costs two system calls and no thread switch.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from raymq.remoting.lane.frames import (
 from raymq.remoting.lane.handshake import TlsRefusedError
 
 OPEN_TIMEOUT_S: Final = 2.0
-"""Limits connecting and the handshake."""
+"""Timeout in seconds for connecting and for the handshake."""
 BACKLOG_PAUSE_S: Final = 0.01
-"""The pause before the client connects again to a server whose backlog is full."""
+"""Pause in seconds before the client connects again to a server whose backlog is full."""
 SMALL_ANSWER_BYTES: Final = 16 << 10
-"""The size of a lane's own buffer. A longer answer gets a buffer of its own."""
+"""Size in bytes of a lane's reused receive buffer. A longer answer gets a separate buffer."""
 SEND_PARTS_MAX: Final = 512
-"""The most parts in one system call. The kernel takes 1024."""
+"""Maximum number of buffers in one system call that sends. The kernel accepts 1024."""
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 _TIMEVAL: Final = struct.Struct("ll")
 
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to a request. `payload` is valid until the next call on its lane."""
+    """The answer to a request. `payload` is valid until the next call on the same lane."""
 
     flags: int
     count: int
@@ -51,19 +51,19 @@ class Answer:
 
 
 class Lane:
-    """One connection to a LaneServer. Not shared between threads at the same time."""
+    """One client connection to a LaneServer. Only one thread at a time may use it."""
 
     def __init__(self, address: LaneAddress, *, remote: bool = False, timeout_s: float = OPEN_TIMEOUT_S) -> None:
-        """Connect, by TCP if the server is `remote`, and authenticate, as the user of this process if it has one.
+        """Connect, by TCP if the server is `remote`, and authenticate, with the user of this process if it has one.
 
-        Raises OSError or EOFError if that fails; LaneSecretError, which is an OSError, if one side lacks the secret.
-        LaneRefusedError: the server refuses this connection or this user.
+        Raises OSError or EOFError if connecting fails. Raises LaneSecretError, which is an OSError, if one side lacks
+        the lane's secret. Raises LaneRefusedError if the server refuses this connection or this user.
         """
         self._checked = remote
         self._header_bytes = CHECKED_HEADER.size if remote else HEADER.size
         self._buffer = memoryview(bytearray(SMALL_ANSWER_BYTES))
         self._have = 0
-        """The bytes in the buffer after the last answer."""
+        """Number of bytes in the buffer that follow the last answer."""
         self._correlation = 0
         self._timeouts_s = [-1.0, -1.0]
         """The socket's timeouts for receiving and for sending, in seconds."""
@@ -77,7 +77,8 @@ class Lane:
         close_in_child(self)
         try:
             self._shake_hands(address.secret)
-        except ssl.SSLError as error:  # TLS 1.3 refuses a client only after the client's own handshake
+        # In TLS 1.3 the server can refuse the client after the client's handshake has succeeded.
+        except ssl.SSLError as error:
             self.close()
             raise _tls_refused(error, address, rays_tls()) from error
         except BaseException:
@@ -124,9 +125,9 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> Answer:
-        """Send a request, whose payload is the joined `parts`, and return its answer. `before` as in `send`.
+        """Send a request, whose payload is the joined `parts`, and return the request's answer. `before` as in `send`.
 
-        Raises what the server raised; RequestTimeoutError without an answer in time; OSError or EOFError if the
+        Raises the server's error; RequestTimeoutError if no answer arrives in time; OSError or EOFError if the
         connection broke. After the last three errors the lane is closed, and the call may have run.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -138,10 +139,10 @@ class Lane:
             raise RequestTimeoutError(f"lane call {kind}", timeout_s) from None
 
     def call_small(self, kind: int, parts: Sequence[Buffer], size: int, timeout_s: float) -> Answer:
-        """Send one small request, with count 1 and a payload of `size` bytes, and return its answer.
+        """Send one small request, with count 1 and a payload of `size` bytes, and return the request's answer.
 
-        One system call writes the request and another one reads the answer. If either takes more, the general code
-        continues from there. Errors as of `call`.
+        One system call writes the request and another one reads the answer. If the socket accepts or returns only a
+        part, the general code of `call` continues. Raises like `call`.
         """
         self._correlation += 1
         try:
@@ -152,7 +153,7 @@ class Lane:
             if sent != len(data):
                 self._send((memoryview(data)[sent:],), len(data) - sent, time.monotonic() + timeout_s)
             start = self._header_bytes
-            if not self._have:  # otherwise answers to earlier requests are buffered
+            if not self._have:  # If bytes are buffered, they are answers to earlier requests.
                 self._have = have = self._stream.recv_into(self._buffer)
                 if not have:
                     raise EOFError("the server has closed the lane")
@@ -182,10 +183,10 @@ class Lane:
         count: int = 0,
         before: bytes = b"",
     ) -> None:
-        """Send a request. `receive` then returns its answer, and drops the answers of earlier requests.
+        """Send a request. `receive` later returns the request's answer, and drops the answers of earlier requests.
 
-        `before`: frames without an answer, which are sent ahead of the request. BlockingIOError if the server does not
-        accept the bytes until `deadline_s`.
+        `before`: frames without an answer, which are sent ahead of the request. Raises BlockingIOError if the server
+        does not accept the bytes until `deadline_s`.
         """
         self._correlation += 1
         size = sum(map(len, parts))
@@ -198,18 +199,20 @@ class Lane:
             raise
 
     def receive(self, deadline_s: float) -> Answer:
-        """Return the answer to the last request. Raises as `call`; BlockingIOError after `deadline_s`."""
+        """Return the answer to the last request. Raises like `call`; BlockingIOError if the answer does not arrive
+        until `deadline_s`."""
         while True:
             answer = self.receive_one(deadline_s)
             if answer is not None:
                 return answer
 
     def receive_one(self, deadline_s: float) -> Answer | None:
-        """Return the next answer, as `receive`; None if it answers an earlier request than the last one."""
+        """Receive the next answer, like `receive`. Returns None if the answer belongs to an earlier request than the
+        last one."""
         return self._receive_answer(deadline_s, of_any=False)
 
     def receive_next(self, deadline_s: float) -> Answer:
-        """Return the next answer to any of the requests in flight. Raises as `receive`."""
+        """Return the next answer to any of the requests in flight. Raises like `receive`."""
         answer = self._receive_answer(deadline_s, of_any=True)
         assert answer is not None
         return answer
@@ -227,11 +230,11 @@ class Lane:
         return Answer(flags, count, payload)
 
     def pack_unanswered(self, kind: int, payload: bytes) -> bytes:
-        """Build a frame without an answer, for the argument `before` of `send`."""
+        """Build a frame that gets no answer, for the argument `before` of `send`."""
         return pack_header(len(payload), kind, 0, 0, 0, checked=self._checked) + payload
 
     def send_unanswered(self, kind: int, payload: bytes, deadline_s: float) -> None:
-        """Send a frame without an answer. Raises as `send`."""
+        """Send a frame that gets no answer. Raises like `send`."""
         frame = self.pack_unanswered(kind, payload)
         try:
             self._send((frame,), len(frame), deadline_s)
@@ -240,12 +243,13 @@ class Lane:
             raise
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, which is readable if bytes have arrived."""
+        """Return the socket's file descriptor, which is readable if bytes have arrived."""
         return self._stream.fileno()
 
     @property
     def has_received(self) -> bool:
-        """True if bytes of an answer are already buffered, which the descriptor does not show."""
+        """True if bytes of an answer are already in the buffer. The file descriptor does not show such bytes as
+        readable."""
         return bool(self._have) or (isinstance(self._stream, ssl.SSLSocket) and self._stream.pending() > 0)
 
     def close(self) -> None:
@@ -256,12 +260,13 @@ class Lane:
 
     def __del__(self) -> None:
         if not getattr(self, "closed", True) and hasattr(self, "_stream"):
-            self._stream.close()  # a client that is dropped, not closed
+            self._stream.close()  # The lane was garbage-collected without `close`.
 
-    # Bytes
+    # Receiving and sending bytes
 
     def _receive_frame(self, deadline_s: float) -> tuple[int, int, int, int, int, memoryview]:
-        """Receive one frame. Its payload is in the lane's buffer or, if it is large, in a buffer of its own."""
+        """Receive one frame. The frame's payload is in the lane's buffer or, if it is large, in a separate
+        buffer."""
         self._fill(self._header_bytes, deadline_s)
         fields = unpack_header(self._buffer, 0, checked=self._checked)
         size, start = fields[0], self._header_bytes
@@ -269,7 +274,7 @@ class Lane:
         if stop <= SMALL_ANSWER_BYTES:
             self._fill(stop, deadline_s)
             payload, self._have = self._buffer[start:stop], self._have - stop
-            if self._have:  # the next frames, which must not be overwritten
+            if self._have:  # The buffered bytes belong to the next frames and must not be overwritten.
                 payload = memoryview(bytes(payload))
                 self._buffer[: self._have] = self._buffer[stop : stop + self._have]
             return *fields, payload
@@ -332,12 +337,13 @@ class Lane:
         self._small_timeout_s = timeout_s
 
     def _set_timeout(self, index: int, option: int, deadline_s: float) -> None:
-        """Limit the next read or write. BlockingIOError if the deadline has passed."""
+        """Set the timeout of the socket's next read or write. Raises BlockingIOError if the deadline has
+        passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise BlockingIOError
         if abs(left_s - self._timeouts_s[index]) <= left_s * 0.02:
-            return  # the socket's timeout is close enough
+            return  # The socket's present timeout is within 2 %.
         self._small_timeout_s = -1.0
         if self._is_tls:
             self._stream.settimeout(left_s)
@@ -348,22 +354,24 @@ class Lane:
 
 
 def open_anywhere(address: LaneAddress, timeout_s: float) -> Lane:
-    """Open a lane by the server's Unix socket if that is on this node, else by TCP. Raises as `Lane`."""
+    """Open a lane over the server's Unix socket if the socket is on this node, else over TCP. Raises like
+    `Lane`."""
     try:
         return Lane(address, timeout_s=timeout_s)
-    except ConnectionRefusedError:  # no such socket here: the server is on another node, or gone
+    except ConnectionRefusedError:  # No such socket on this node: the server is on another node, or has ended.
         if not address.port:
             raise
         return Lane(address, remote=True, timeout_s=timeout_s)
 
 
 def timeval(timeout_s: float) -> bytes:
-    """Encode a positive timeout for the kernel, rounded up to whole microseconds. Zero would mean no timeout."""
+    """Encode a positive timeout as the kernel's timeval, rounded up to whole microseconds, because zero would mean no
+    timeout."""
     return _TIMEVAL.pack(*divmod(int(timeout_s * 1e6) + 1, 1_000_000))
 
 
 def _tls_refused(error: ssl.SSLError, address: LaneAddress, files: TlsFiles | None) -> OSError:
-    """Return the error to raise for an error of TLS: `error` itself if the server merely disconnected."""
+    """Return the error to raise for a TLS error; `error` itself if the server merely disconnected."""
     if files is None or isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return error
     return TlsRefusedError(refused_by_client(error, f"{address.host}:{address.port}", files))
@@ -378,7 +386,7 @@ def _connect_unix(address: LaneAddress, timeout_s: float) -> socket.socket:
             try:
                 stream.connect(address.name)
                 break
-            except BlockingIOError:  # the backlog is full: a Unix socket reports that at once
+            except BlockingIOError:  # If the backlog is full, a Unix socket reports that without blocking.
                 if time.monotonic() + BACKLOG_PAUSE_S >= deadline_s:
                     raise
                 time.sleep(BACKLOG_PAUSE_S)

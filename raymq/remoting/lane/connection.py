@@ -1,9 +1,9 @@
 """The server's end of one lane: receives bytes, passes frames to the handlers, and sends answers.
 
-Only the thread that runs the loop's turn uses a connection. Small frames are received into a buffer that all
-connections share, so an idle connection has no buffer. A large frame gets a buffer of its own at its turn (turns.py).
-Nothing here blocks: a connection whose socket accepts no more bytes keeps its answers, and is read again once they are
-sent.
+A connection is used only by the thread that runs the loop's current turn. Small frames are received into a buffer that
+all connections share, so an idle connection has no buffer. A large frame gets a separate buffer when it gets its turn
+(turns.py). Nothing in this module blocks: if a connection's socket accepts no more bytes, the connection buffers its
+answers, and is not read until they are sent.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from raymq.remoting.lane.turns import Turn
 logger = logging.getLogger(__name__)
 
 SMALL_FRAME_BYTES: Final = 64 << 10
-"""The longest payload that is received into the shared buffer."""
+"""Maximum payload in bytes that is received into the shared buffer."""
 SHARED_BUFFER_BYTES: Final = SMALL_FRAME_BYTES + CHECKED_HEADER.size
-"""The size of the buffer that all connections share."""
+"""Size in bytes of the buffer that all connections share."""
 PIPELINE_MAX: Final = 8
-"""The most unanswered requests of a connection. Beyond that the connection is not read."""
+"""Maximum number of unanswered requests of a connection. At this number the server stops reading from the
+connection."""
 LARGE_READS_MAX: Final = 16
-"""The most reads of a large frame in one turn."""
+"""Maximum number of reads for one large frame in one turn of the loop, so that other connections are served."""
 STALL_TIMEOUT_S: Final = 5.0
-"""The longest pause, in seconds, in the bytes of a large frame, or in the reading of answers by a client."""
+"""Maximum time in seconds without progress, while a large frame arrives or while a client reads its answers."""
 FRAME_TIMEOUT_S: Final = 30.0
-"""The longest time of a large frame, in seconds, from its turn to its last byte."""
+"""Maximum time in seconds for receiving a large frame, from the frame's turn to its last byte."""
 ANSWER_PARTS_MAX: Final = 64
-"""The most parts of an answer that are written without a copy."""
+"""Maximum number of parts of an answer that are written without being joined into one buffer."""
 
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
@@ -59,18 +60,19 @@ _GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 Users = Callable[[str], bytes | None]
-"""Returns a user's key by name, or None if the user has no access. Raises RaymqError while the users are unknown."""
+"""A function that returns a user's key by name, or None if the user has no access. Raises RaymqError while the server
+does not have the users yet."""
 
 
 class Context(Protocol):
     """The state that a server's handlers keep for one connection."""
 
     def close(self) -> None:
-        """Handle the end of the connection."""
+        """Release the state when the connection ends."""
 
 
 class Host(Protocol):
-    """The server of a connection: the parts that its connections share, and its decisions about them."""
+    """Interface of a connection's server: what its connections share, and its decisions about them."""
 
     label: str
     address: LaneAddress
@@ -92,7 +94,7 @@ class Host(Protocol):
 
 
 class Stream(Protocol):
-    """A non-blocking socket. Both methods raise BlockingIOError instead of blocking."""
+    """Interface of a non-blocking socket. Both methods raise BlockingIOError instead of blocking."""
 
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -105,13 +107,13 @@ class TlsStream:
     """A server's TLS socket as a Stream."""
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext, files: TlsFiles) -> None:
-        """`context` was made from `files`, which log lines about a refusal name."""
+        """`context` was built from `files`; log messages about a failed handshake name these files."""
         self._files, self._peer = files, str(plain.getpeername()[0])
         self._stream = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         self.fileno, self.close, self.pending = self._stream.fileno, self._stream.close, self._stream.pending
 
     def shake_hands(self) -> None:
-        """Continue the TLS handshake. BlockingIOError: the handshake is not finished."""
+        """Continue the TLS handshake. Raises BlockingIOError while the handshake is not finished."""
         try:
             self._stream.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -140,10 +142,10 @@ class TlsStream:
 
 
 class LaneRequest:
-    """One frame of a client. `payload` is valid only while the handler runs.
+    """One request frame of a client. `payload` is valid only while the handler runs.
 
-    Any thread calls `answer` or `fail` once, at once or later; further calls are ignored. `context` is the state that
-    the server's handlers keep for the connection.
+    Any thread calls `answer` or `fail` once, during the handler or later; further calls are ignored. `context` is the
+    state that the server's handlers keep for the connection.
     """
 
     __slots__ = ("_connection", "_correlation", "count", "flags", "kind", "payload")
@@ -157,21 +159,21 @@ class LaneRequest:
 
     @property
     def context(self) -> Any:
-        """The handlers' state of the connection; None once the request is answered."""
+        """The state that the handlers keep for the connection; None after the request is answered."""
         return None if self._connection is None else self._connection.context
 
     @property
     def user(self) -> str:
-        """The user of the lane; empty if the server has no users, and once the request is answered."""
+        """The name of the lane's user; empty if the server has no users, and after the request is answered."""
         return "" if self._connection is None else self._connection.user
 
     @property
     def address(self) -> str:
-        """The client's IP address; empty on the server's own node."""
+        """The client's IP address; empty if the client is on the server's node."""
         return "" if self._connection is None else self._connection.peer
 
     def answer(self, *parts: Buffer, flags: int = 0, count: int = 0) -> None:
-        """Send the answer. The caller must not change the parts afterwards."""
+        """Send the request's answer. The caller must not change the parts afterwards."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -182,11 +184,13 @@ class LaneRequest:
             loop.call_now(lambda: connection.reply(self.kind, flags, count, self._correlation, parts))
 
     def fail(self, error: BaseException) -> None:
-        """Send an error. An error of raymq.common.errors arrives unchanged, any other as ServiceNotAvailableError."""
+        """Send an error as the answer. The client gets an error of raymq.common.errors unchanged, and any other error
+        as ServiceNotAvailableError."""
         self.answer(encode_error(error), flags=FLAG_ERROR)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """Return the error for `fail` after `what` failed. An error that is not raymq's is a logged bug."""
+        """Return the error to pass to `fail` after `what` failed. An error that is not a RaymqError is a bug and is
+        logged."""
         connection = self._connection
         return ServiceNotAvailableError(f"{what} failed") if connection is None else connection.server.told(error, what)
 
@@ -202,17 +206,18 @@ class LaneRequest:
 
 
 class Connection:
-    """One client's connection, from its handshake to its end."""
+    """The server's end of one client connection, from the handshake until it closes."""
 
     def __init__(self, server: Host, stream: Stream, *, checked: bool, peer: str = "") -> None:
-        """`checked`: headers have a CRC. `peer`: the client's IP address, empty on this node."""
+        """`checked`: frame headers have a CRC. `peer`: the client's IP address, empty if the client is on this
+        node."""
         self.server, self.peer = server, peer
         self._stream, self._checked = stream, checked
         self._header_bytes = CHECKED_HEADER.size if checked else HEADER.size
         self._scratch = server.scratch[: self._header_bytes + SMALL_FRAME_BYTES]
         self.context: Any = None
         self.user = ""
-        """The user of the lane; empty if the server has no users."""
+        """The name of the lane's user; empty if the server has no users."""
         self.is_open = False
         """True once the client is authenticated."""
         self.is_closed = False
@@ -220,21 +225,21 @@ class Connection:
         self._read: Callable[[], None] = self._read_handshake if self._tls is None else self._read_tls_handshake
         self._hello = handshake.make_hello()
         self._rest = b""
-        """The beginning of the next frame, or of the handshake."""
+        """The received beginning of the next frame, or of the handshake."""
         self._large: memoryview | None = None
         """The buffer of the large frame that is being received."""
         self._large_fields: Fields = (0, 0, 0, 0, 0)
         self._filled = 0
-        """The received bytes of the large frame; for a refused frame, the discarded bytes."""
+        """Number of received bytes of the large frame; for a refused frame, number of discarded bytes."""
         self._moved_s = 0.0
-        """The time of the last progress of the large frame or of the waiting answers."""
+        """The time, in seconds, of the last progress of the large frame or of the buffered answers."""
         self._began_s = 0.0
-        """The time at which the large frame got its turn."""
+        """The time, in seconds, at which the large frame got its turn."""
         self._is_checked = False
-        """True while a timer checks that progress."""
+        """True while a timer runs that checks the progress of the large frame or of the buffered answers."""
         self._refusal: BaseException | None = None
         self._is_waiting = False
-        """True while a large frame waits for its turn, or a complete one waits for the handler."""
+        """True while a large frame waits for its turn, or a completely received one waits for the handler."""
         self._requests = 0
         """The number of unanswered requests."""
         self._out: deque[memoryview] = deque()
@@ -248,7 +253,7 @@ class Connection:
             self._send((self._hello,), len(self._hello))
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -274,7 +279,7 @@ class Connection:
             if events & _WRITE:
                 self._flush()
             if events & _GONE and self._is_paused:
-                self.close()  # the client is gone
+                self.close()  # The client has closed the connection.
             elif events & ~_WRITE and not self.is_closed:
                 self._read()
                 self._read_decrypted()
@@ -287,7 +292,8 @@ class Connection:
             self.close()
 
     def _receive(self, buffer: memoryview) -> int:
-        """Receive bytes and return their number, 0 if none are available. EOFError at the end of the connection."""
+        """Receive bytes and return their number; 0 if none are available. Raises EOFError if the client has closed the
+        connection."""
         try:
             count = self._stream.recv_into(buffer)
         except BlockingIOError:
@@ -297,7 +303,7 @@ class Connection:
         return count
 
     def _read_decrypted(self) -> None:
-        """Read again soon if TLS has decrypted bytes, which epoll does not report."""
+        """Schedule another read if TLS holds decrypted bytes, because epoll does not report them."""
         if self._tls is not None and not self.is_closed and not self._is_paused and self._tls.pending():
             self.server.loop.call_soon(lambda: None if self.is_closed else self._on_events(_READ))
 
@@ -336,13 +342,14 @@ class Connection:
         self._read = self._read_frames
 
     def _judge_user(self) -> HandshakeStatus:
-        """Note the user of the lane, if the server has users."""
+        """Check the user who asks for the lane, and store the name. Returns the status for the handshake; OPEN if the
+        server has no users."""
         if self.server.users is None:
             return HandshakeStatus.OPEN
         self.user = handshake.user_of(self._rest)
         try:
             key = self.server.users(self.user)
-        except RaymqError:  # the users are unknown now; the client retries
+        except RaymqError:  # The server does not have the users yet; the client retries.
             return HandshakeStatus.NOT_READY
         if key is None or not handshake.check_user(key, self._hello, self._rest):
             logger.warning(
@@ -357,7 +364,7 @@ class Connection:
         self._send((answer,), len(answer))
 
     def _read_frames(self) -> None:
-        # A small frame fits in here completely, a large frame with its beginning.
+        # The shared buffer holds a whole small frame, or the beginning of a large frame.
         scratch, have = self.server.scratch, len(self._rest)
         if have:
             scratch[:have] = self._rest
@@ -366,7 +373,8 @@ class Connection:
             self._take_frames(have + received)
 
     def _take_frames(self, end: int) -> None:
-        """Handle the frames in the shared buffer, whose first `end` bytes belong to this connection."""
+        """Handle the frames in the shared buffer. The first `end` bytes of the buffer belong to this
+        connection."""
         scratch, header_bytes, at = self.server.scratch, self._header_bytes, 0
         while end - at >= header_bytes and not (at and self._is_paused):
             fields = unpack_header(scratch, at, checked=self._checked)
@@ -402,7 +410,7 @@ class Connection:
     # Large frames
 
     def _begin_large(self, fields: Fields, first: memoryview) -> None:
-        """Begin to receive a large frame, or to refuse it; `first` is its received beginning."""
+        """Start to receive a large frame, or refuse it. `first`: the frame's bytes received so far."""
         self._large_fields, self._rest, size = fields, bytes(first), fields[0]
         if size > self.server.frame_max_bytes:
             most = self.server.frame_max_bytes
@@ -418,7 +426,7 @@ class Connection:
             self.refuse_turn()
 
     def begin_turn(self) -> None:
-        """Receive the large frame now."""
+        """Start to receive the waiting large frame, which has got its turn."""
         size = self._large_fields[0]
         self._large = self.server.buffers.take(size)
         self._filled = len(self._rest)
@@ -430,7 +438,7 @@ class Connection:
         self._watch()
 
     def refuse_turn(self) -> None:
-        """Discard the large frame, because its turn would come too late."""
+        """Refuse the waiting large frame and discard its bytes, because its turn would come too late."""
         wait_s = round(self.server.turn_wait_s(), 3)
         self._is_waiting = False
         self._refuse(
@@ -465,7 +473,7 @@ class Connection:
         """Pass the large frame to its handler, and return its buffer to the pool."""
         buffer = self._large
         if buffer is None:
-            return  # closed in the meantime
+            return  # The connection was closed in the meantime.
         self._large = None
         try:
             self._dispatch(self._large_fields, buffer[: self._large_fields[0]])
@@ -479,7 +487,8 @@ class Connection:
             self._watch()
 
     def _read_rest(self, free: Callable[[], memoryview]) -> bool:
-        """Receive the large frame's available bytes into the memory that `free` returns for the rest.
+        """Receive the available bytes of the large frame into the memory that `free` returns for the frame's missing
+        bytes.
 
         Returns True if the frame is complete.
         """
@@ -502,7 +511,7 @@ class Connection:
         _, kind, _, _, correlation = self._large_fields
         self.reply(kind, FLAG_ERROR, 0, correlation, (encode_error(error),))
 
-    # Answers
+    # Sending answers
 
     def reply(self, kind: int, flags: int, count: int, correlation: int, parts: Sequence[Buffer]) -> None:
         """Send one request's answer."""
@@ -528,14 +537,14 @@ class Connection:
         self.finish_request()
 
     def finish_request(self) -> None:
-        """Note that a request was answered, or gets no answer."""
+        """Count down the unanswered requests, after a request was answered or dropped."""
         was_paused = self._requests >= PIPELINE_MAX
         self._requests -= 1
         if was_paused and not self.is_closed:
             self._go_on()
 
     def _send_one(self, data: bytes) -> None:
-        """Send an answer of one part, which the socket usually accepts whole."""
+        """Send an answer of one part. The socket usually accepts all its bytes at once."""
         sent = 0
         if not self._out:
             try:
@@ -547,7 +556,7 @@ class Connection:
         self._keep((data,), len(data), sent)
 
     def _send(self, parts: Sequence[Buffer], size: int) -> None:
-        """Write `size` bytes, and keep the bytes that the socket does not accept now."""
+        """Write `size` bytes, and buffer the bytes that the socket does not accept now."""
         sent = 0
         if not self._out:
             try:
@@ -559,7 +568,7 @@ class Connection:
         self._keep(parts, size, sent)
 
     def _keep(self, parts: Sequence[Buffer], size: int, sent: int) -> None:
-        """Keep all but the first `sent` bytes of an answer until the socket accepts them."""
+        """Buffer an answer, without its first `sent` bytes, until the socket accepts more."""
         if not self._out:
             self._note_move()
         self.server.unsent_bytes += size - sent
@@ -570,7 +579,7 @@ class Connection:
         self._watch()
 
     def _flush(self) -> None:
-        """Write as much of the waiting answers as the socket accepts."""
+        """Write as many bytes of the buffered answers as the socket accepts."""
         while self._out:
             parts = [self._out[index] for index in range(min(len(self._out), ANSWER_PARTS_MAX))]
             try:
@@ -588,7 +597,7 @@ class Connection:
                 self._out.popleft()
         self._go_on()
 
-    # What to wait for
+    # Events to wait for
 
     @property
     def _is_paused(self) -> bool:
@@ -604,7 +613,7 @@ class Connection:
             self.server.loop.change(self._stream.fileno(), events)
 
     def _go_on(self) -> None:
-        """Continue reading after a pause, first the bytes that were received before it."""
+        """Resume reading after a pause. The bytes received before the pause are handled first."""
         self._watch()
         if self._rest and self.is_open and not self._is_paused and self._read == self._read_frames:
             self.server.loop.call_soon(self._take_rest)
@@ -620,7 +629,8 @@ class Connection:
             self.close()
 
     def _note_move(self) -> None:
-        """Start the timer that ends the connection if its large frame or its answers make no progress."""
+        """Record progress, and start the timer that closes the connection if its large frame or its answers make no
+        progress."""
         self._moved_s = time.monotonic()
         if not self._is_checked:
             self._is_checked = True

@@ -1,4 +1,4 @@
-"""Frames: the header of each payload, and the encoding of errors."""
+"""Frame headers, and the encoding of errors in frames."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from raymq.common import errors
 from raymq.common.errors import RaymqError, ServiceNotAvailableError
 
 HEADER: Final = struct.Struct("<IBBHQ")
-"""Payload length in bytes, kind, flags, count, correlation."""
+"""Format of a frame header: payload length in bytes, kind, flags, count, correlation."""
 CHECKED_HEADER: Final = struct.Struct("<IBBHQI")
-"""The header on TCP, which ends with the CRC-32 of the other fields."""
+"""Format of a frame header on TCP, which ends with the CRC-32 of the other fields."""
 _CRC: Final = struct.Struct("<I")
 
 PAYLOAD_MAX: Final = 2**32 - 1
 COUNT_MAX: Final = 2**16 - 1
 FLAG_ERROR: Final = 1
-"""The flag of an answer whose payload is an error."""
+"""Header flag of an answer whose payload is an error."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,21 +42,22 @@ class FrameKind(IntEnum):
 
 
 Fields = tuple[int, int, int, int, int]
-"""Fields of a header: payload length in bytes, kind, flags, count, correlation."""
+"""The fields of a frame header: payload length in bytes, kind, flags, count, correlation."""
 
 
 class ProtocolError(OSError):
-    """The other side sent bytes that are no frame, or an unexpected frame. The lane must be closed."""
+    """Raised if the peer sent bytes that are not a frame, or an unexpected frame. The lane must be closed."""
 
 
 def pack_header(length: int, kind: int, flags: int, count: int, correlation: int, *, checked: bool) -> bytes:
-    """Encode a frame's header, with a CRC if `checked`. struct.error for numbers that do not fit."""
+    """Encode a frame header, with a CRC if `checked`. Raises struct.error if a number does not fit its field."""
     header = HEADER.pack(length, kind, flags, count, correlation)
     return header + _CRC.pack(crc32(header)) if checked else header
 
 
 def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
-    """Decode the header at offset `at`, which must be complete. ProtocolError if its CRC is wrong."""
+    """Decode the frame header at offset `at` of a buffer that contains the whole header. Raises ProtocolError if the
+    header's CRC is wrong."""
     if not checked:
         return HEADER.unpack_from(buffer, at)
     length, kind, flags, count, correlation, crc = CHECKED_HEADER.unpack_from(buffer, at)
@@ -68,7 +69,7 @@ def unpack_header(buffer: Buffer, at: int, *, checked: bool) -> Fields:
 _ERRORS: Final[Mapping[str, type[RaymqError]]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, RaymqError)
 }
-"""The classes of errors that a lane carries, by name."""
+"""The error classes that a lane can transmit, by class name."""
 
 
 def encode_error(error: BaseException) -> bytes:
@@ -76,12 +77,12 @@ def encode_error(error: BaseException) -> bytes:
     name = type(error).__name__
     try:
         return msgspec.msgpack.encode((name, error.args, str(error)))
-    except (TypeError, OverflowError, ValueError):  # an argument that msgpack cannot encode
+    except (TypeError, OverflowError, ValueError):  # msgpack cannot encode an argument of the error.
         return msgspec.msgpack.encode((name, None, str(error)))
 
 
 def decode_error(payload: Buffer) -> RaymqError:
-    """Decode the error in an answer.
+    """Decode the error in the payload of an answer.
 
     An error of raymq.common.errors is rebuilt. Any other error becomes a ServiceNotAvailableError with the error's name
     and text.
@@ -94,6 +95,6 @@ def decode_error(payload: Buffer) -> RaymqError:
     if kind is not None and arguments is not None:
         try:
             return kind(*arguments)
-        except Exception:  # another version's class has other arguments
+        except Exception:  # The error class of another raymq version may take other arguments.
             return ServiceNotAvailableError(f"{name}: {text}")
     return ServiceNotAvailableError(f"{name}: {text}")

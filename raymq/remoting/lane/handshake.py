@@ -1,10 +1,10 @@
-"""The handshake of a lane: each side proves that it has the secret, without sending it. Free of sockets.
+"""The handshake of a lane: each side proves that it has the lane's secret, without sending the secret. Uses no sockets.
 
 The package's docstring describes the bytes. Each HMAC covers both sides' random parts, so a recorded handshake cannot
 be replayed. The HMACs of the two sides begin with different words, so neither side's proof can be reflected.
 
 A client that acts as a user also signs with the user's key; the lane then belongs to the user. A server without users
-ignores that signature.
+ignores the user's signature.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERDICT_BYTES: Final = 1 + _PROOF_BYTES
 
 
 class HandshakeStatus(IntEnum):
-    """The server's answer to a client that asks for a lane."""
+    """The server's verdict for a client that requests a lane."""
 
     OPEN = 1
     FULL = 2
@@ -43,27 +43,27 @@ class HandshakeStatus(IntEnum):
 
 
 class LaneRefusedError(ServiceNotAvailableError):
-    """The lane's server refuses this connection. A later attempt may succeed."""
+    """Raised if the lane's server refuses this connection. A later attempt may succeed."""
 
 
 class LaneSecretError(ProtocolError):
-    """The other side of a lane does not have the lane's secret."""
+    """Raised if the peer of a lane does not have the lane's secret."""
 
 
 class TlsRefusedError(ConnectionRefusedError):
-    """The two ends of a lane refuse each other's certificates, or only one of them uses TLS.
+    """Raised if one end of a lane refuses the other end's certificate, or if only one end uses TLS.
 
     The text names the certificate that must be replaced.
     """
 
 
 def make_hello(version: int = VERSION) -> bytes:
-    """Build the hello with which each side begins."""
+    """Build the hello, the first message that each side of a handshake sends."""
     return _HEAD.pack(_MAGIC, version, 0) + secrets.token_bytes(_RANDOM_BYTES)
 
 
 def version_of(hello: bytes) -> int:
-    """Return the version in the other side's hello. ProtocolError if the bytes are no hello."""
+    """Return the protocol version in the peer's hello. Raises ProtocolError if the bytes are not a hello."""
     magic, version, _ = _HEAD.unpack_from(hello)
     if magic != _MAGIC:
         raise ProtocolError("the other side does not use the protocol of lanes")
@@ -77,8 +77,8 @@ def _proof(secret: bytes, word: bytes, server_hello: bytes, client_part: bytes) 
 def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = None) -> bytes:
     """Build the client's reply to the server's hello, in the name of a user if `identity` is given.
 
-    LaneRefusedError if the server uses another version, or the user's name is longer than USER_NAME_MAX_BYTES.
-    ProtocolError if the server is not a lane's server.
+    Raises LaneRefusedError if the server uses another version, or if the user's name is longer than
+    USER_NAME_MAX_BYTES. Raises ProtocolError if the hello is not from a lane server.
     """
     version = version_of(server_hello)
     if version != VERSION:
@@ -95,13 +95,14 @@ def make_reply(secret: bytes, server_hello: bytes, identity: Identity | None = N
 
 
 def check_reply(secret: bytes, server_hello: bytes, reply: bytes) -> bool:
-    """True if the reply proves that the client has the secret."""
+    """True if the client's reply proves that the client has the lane's secret."""
     named, proof = reply[:_NAMED_BYTES], reply[_NAMED_BYTES:_PROVEN_BYTES]
     return hmac.compare_digest(proof, _proof(secret, b"client", server_hello, named))
 
 
 def user_of(reply: bytes) -> str:
-    """Return the name of the user in a reply, or an empty text. ProtocolError if the name cannot be decoded."""
+    """Return the user's name in a client's reply; empty if there is no user. Raises ProtocolError if the name cannot be
+    decoded."""
     length = reply[HELLO_BYTES]
     try:
         return reply[HELLO_BYTES + 1 : HELLO_BYTES + 1 + length].decode()
@@ -110,20 +111,21 @@ def user_of(reply: bytes) -> str:
 
 
 def check_user(key: bytes, server_hello: bytes, reply: bytes) -> bool:
-    """True if the reply is signed with the user's key."""
+    """True if the client's reply is signed with the user's key."""
     named, signed = reply[:_NAMED_BYTES], reply[_PROVEN_BYTES:]
     return hmac.compare_digest(signed, _proof(key, b"user", server_hello, named))
 
 
 def make_verdict(secret: bytes, server_hello: bytes, reply: bytes, verdict: HandshakeStatus) -> bytes:
-    """Build the verdict with which the server ends the handshake."""
+    """Build the server's verdict, the last message of the handshake."""
     word = b"server" + bytes([verdict])
     return bytes([verdict]) + _proof(secret, word, server_hello, reply[:HELLO_BYTES])
 
 
 def check_verdict(secret: bytes, server_hello: bytes, reply: bytes, answer: bytes) -> None:
-    """Check the server's verdict. LaneRefusedError if the server refuses the lane; LaneSecretError if the server lacks
-    the secret.
+    """Check the server's verdict, which ends the handshake.
+
+    Raises LaneRefusedError if the server refuses the lane, and LaneSecretError if the server lacks the lane's secret.
     """
     if answer[:1] not in {bytes([one]) for one in HandshakeStatus}:
         raise LaneSecretError("the lane's server gave no verdict")

@@ -1,4 +1,4 @@
-"""Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames, which carry a log's chunks from a master to a slave.
+"""Payloads of READ_LOG, APPEND_LOG and ACK_LOG frames, which carry chunks of a store's log from a master to a slave.
 
 READ_LOG        | follower 4 | learner 1 | length 1 | zero 2 | epoch 8 | next offset 8 | acked offset 8 | min bytes 8
                 | max bytes 8 | wait s 8 (double) | id of the follower's store |            56 bytes, then the id
@@ -7,11 +7,14 @@ answer          a chunk: | physical offset 8 | confirm offset 8 | end offset 8 |
                 | the hole, as JSON: {"reason": TEXT, "units": [[topic, queue id, …], …], "left": BYTES} | if length > 0
                 | the log's bytes: records, or a part of the hole's bytes, of which `left` more follow |
 APPEND_LOG      | epoch 8 | a chunk |
-answer          | next offset 8 | acked offset 8 | copied bytes 8 |
-ACK_LOG         as READ_LOG, but it requests nothing. For a waiting READ_LOG of the same follower one byte suffices from
-                then on, instead of its min bytes
 
-The carrier forwards a chunk unchanged, and decodes only its head.
+answer          | next offset 8 | acked offset 8 | copied bytes 8 |
+
+An ACK_LOG has the payload of a READ_LOG, but requests no bytes. After an ACK_LOG, a waiting READ_LOG of the same
+follower is answered as soon as one byte is available, instead of its min bytes.
+
+A hole is a damaged range of the log that the store keeps. The thread that carries chunks between the lanes of master
+and slave forwards a chunk unchanged, and decodes only the chunk's head.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ _COPIED: Final = struct.Struct("<qqq")
 
 
 class ReadLog(NamedTuple):
-    """A READ_LOG, or an ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's disk.
+    """The payload of a READ_LOG or ACK_LOG. Offsets are physical; everything before `acked_offset` is on the follower's
+    disk.
 
-    The master answers once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
+    The master answers a READ_LOG once the log has `min_bytes` more, or after `wait_s`, with about `max_bytes`.
     """
 
     follower: int
@@ -49,9 +53,10 @@ class ReadLog(NamedTuple):
 
 
 class ChunkHead(NamedTuple):
-    """The beginning of a chunk. `entry`: the epoch of its records and the epoch's first offset, or None.
+    """The head of a log chunk, before the log's bytes. `entry`: the epoch of the chunk's records and the epoch's first
+    offset, or None.
 
-    `hole`: the hole of the master's log to which the bytes belong; None for intact records.
+    `hole`: the damaged range (hole) of the master's log to which the chunk's bytes belong; None for intact records.
     """
 
     physical_offset: int
@@ -62,7 +67,7 @@ class ChunkHead(NamedTuple):
 
 
 def encode_read_log(request: ReadLog) -> bytes:
-    """Encode a READ_LOG or an ACK_LOG. InvalidArgumentError for numbers that do not fit."""
+    """Encode a READ_LOG or an ACK_LOG. Raises InvalidArgumentError if a number does not fit its field."""
     store_id = request.store_id.encode()
     try:
         head = _READ.pack(
@@ -82,7 +87,7 @@ def encode_read_log(request: ReadLog) -> bytes:
 
 
 def decode_read_log(payload: memoryview) -> ReadLog:
-    """Decode a READ_LOG or an ACK_LOG. InvalidArgumentError for any other payload."""
+    """Decode a READ_LOG or an ACK_LOG. Raises InvalidArgumentError for any other payload."""
     try:
         follower, learner, length, epoch, next_offset, acked, least, most, wait_s = _READ.unpack_from(payload)
         store_id = bytes(payload[_READ.size :]).decode()
@@ -94,14 +99,15 @@ def decode_read_log(payload: memoryview) -> ReadLog:
 
 
 def encode_chunk_head(head: ChunkHead) -> bytes:
-    """Encode the beginning of a READ_LOG's answer; the log's bytes follow."""
+    """Encode the head of a READ_LOG's answer. The log's bytes follow the head."""
     hole = b"" if head.hole is None else _encode_hole(head.hole)
     offsets = head.physical_offset, head.confirm_offset, head.end_offset
     return _CHUNK.pack(*offsets, *(head.entry or (0, 0)), len(hole)) + hole
 
 
 def decode_chunk(payload: memoryview) -> tuple[ChunkHead, memoryview]:
-    """Decode a READ_LOG's answer: its head, and a view of the log's bytes. ServiceNotAvailableError."""
+    """Decode a READ_LOG's answer into its head and a view of the log's bytes. Raises ServiceNotAvailableError if the
+    payload is invalid."""
     try:
         physical_offset, confirm, end, epoch, start, hole_size = _CHUNK.unpack_from(payload)
         data_at = _CHUNK.size + hole_size
@@ -122,12 +128,13 @@ def _decode_hole(text: memoryview) -> HoleCopy:
 
 
 def encode_append_log(epoch: int) -> bytes:
-    """Encode the beginning of an APPEND_LOG; the answer to a READ_LOG follows."""
+    """Encode the beginning of an APPEND_LOG. The answer to a READ_LOG follows it unchanged."""
     return _EPOCH.pack(epoch)
 
 
 def decode_append_log(payload: memoryview) -> tuple[int, ChunkHead, memoryview]:
-    """Decode an APPEND_LOG: its epoch, the chunk's head, and a view of the chunk's bytes. InvalidArgumentError."""
+    """Decode an APPEND_LOG into its epoch, the chunk's head, and a view of the chunk's bytes. Raises
+    InvalidArgumentError if the payload is invalid."""
     try:
         [epoch] = _EPOCH.unpack_from(payload)
         head, data = decode_chunk(payload[_EPOCH.size :])
@@ -142,7 +149,8 @@ def encode_copied(next_offset: int, acked_offset: int, copied_bytes: int) -> byt
 
 
 def decode_copied(payload: Buffer) -> tuple[int, int, int]:
-    """Decode the answer to an APPEND_LOG: next offset, acked offset, copied bytes. ServiceNotAvailableError."""
+    """Decode the answer to an APPEND_LOG: next offset, acked offset, copied bytes. Raises ServiceNotAvailableError if
+    the payload is invalid."""
     if len(payload) != _COPIED.size:
         raise ServiceNotAvailableError(f"the answer to an APPEND_LOG has {len(payload)} bytes")
     return _COPIED.unpack(payload)

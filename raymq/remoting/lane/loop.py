@@ -1,4 +1,4 @@
-"""One thread that waits by epoll for many sockets, for calls from other threads, and for times."""
+"""An event loop: one thread that waits with epoll for sockets, for calls from other threads, and for timers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 EVENTS_MAX: Final = 512
-"""The most events of a turn."""
+"""Maximum number of epoll events that the loop handles in one turn."""
 STOP_TIMEOUT_S: Final = 5.0
-"""Limits the wait for the end of the thread."""
+"""Maximum time in seconds that `Loop.stop` waits for the loop's thread to end."""
 CANCELLED_MAX: Final = 1000
-"""The most cancelled calls in the list of timers, unless they are less than half of it."""
+"""Maximum number of cancelled calls that stay in the list of timers, unless they are less than half of the
+list."""
 
 
 class Timer:
-    """A call at a given time. `Loop.cancel` cancels it."""
+    """A scheduled call, which `Loop.cancel` can cancel."""
 
     __slots__ = ("callback",)
 
@@ -33,11 +34,11 @@ class Timer:
 
 
 class Loop:
-    """Waits and calls back, in one thread.
+    """An event loop that waits for events and runs callbacks in one thread.
 
-    Any thread may call `call_soon`, `call_now` and `stop`; only the loop's thread calls the other methods, unless it
-    has not started. A turn serves the ready sockets, each once; then queued calls; then one step of `background`; then
-    the calls that are due. So no call waits for more than one step of `background`.
+    Any thread may call `call_soon`, `call_now` and `stop`. Only the loop's thread calls the other methods, unless the
+    thread has not started. A turn first serves each ready socket once, then runs the queued calls, then one step of
+    `background`, then the timers that are due. So no call waits for more than one step of `background`.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,13 +53,14 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._cancelled = 0
-        """The number of cancelled calls that are still in the list of timers."""
+        """Number of cancelled calls that are still in the list of timers."""
         self.background: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._turn = threading.Lock()
-        """Held during a turn, but not during the wait. Only the loop's thread waits for it, and holds no other lock."""
+        """Held during a turn, but not during the wait for events. Only the loop's thread blocks on this lock, and that
+        thread holds no other lock."""
         self._thread_id = 0
-        """The thread that runs the turn: the loop's thread, or a thread in `call_now`."""
+        """The id of the thread that runs the current turn: the loop's thread, or a thread in `call_now`."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -66,9 +68,9 @@ class Loop:
         self._thread.start()
 
     def stop(self, last: Callable[[], None]) -> None:
-        """End the thread after its turn and a last call of `last`, and wait for the end. Idempotent.
+        """End the thread after its current turn and a last call of `last`, and wait for the end. Idempotent.
 
-        In the loop's own thread `stop` does not wait.
+        If the loop's own thread calls `stop`, the call does not wait.
         """
 
         def end() -> None:
@@ -91,7 +93,7 @@ class Loop:
         self._callbacks[descriptor] = callback
 
     def change(self, descriptor: int, events: int) -> None:
-        """Watch a descriptor for other events."""
+        """Change the events for which the loop watches a descriptor."""
         self._epoll.modify(descriptor, events)
 
     def forget(self, descriptor: int) -> None:
@@ -100,15 +102,16 @@ class Loop:
             self._epoll.unregister(descriptor)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in this turn or the next turn. Any thread may call this."""
+        """Run `callback` in the current turn or the next turn. Any thread may call this method."""
         self._soon.append(callback)
         if not self._is_woken and threading.get_ident() != self._thread_id:
             self._wake_up()
 
     def call_now(self, callback: Callable[[], None]) -> None:
-        """Run a short callback in this thread if the loop's thread is waiting, which saves a wake-up; else `call_soon`.
+        """Run a short callback in the calling thread if the loop's thread is waiting, which saves a wake-up; otherwise
+        `call_soon`.
 
-        Any thread may call this. The callback must not need a lock that the caller holds.
+        Any thread may call this method. The callback must not need a lock that the caller holds.
         """
         if self._is_woken or not self._turn.acquire(blocking=False):
             self.call_soon(callback)
@@ -134,13 +137,13 @@ class Loop:
                 os.eventfd_write(self._wake, 1)
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
-        """Call `callback` at a time on `time.monotonic`'s clock."""
+        """Run `callback` at the time `when_s` on the clock of `time.monotonic`."""
         timer = Timer(callback)
         heapq.heappush(self._timers, (when_s, next(self._order), timer))
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel a call of `call_at`, unless it has run."""
+        """Cancel a call that `call_at` has scheduled, unless it has already run."""
         if timer.callback is None:
             return
         timer.callback = None
@@ -166,10 +169,12 @@ class Loop:
                     turn.acquire()
                 for descriptor, events in ready:
                     callback = callbacks.get(descriptor)
-                    if callback is not None:  # otherwise an earlier callback of this turn has forgotten it
+                    # If the callback is None, an earlier callback of this turn stopped watching the descriptor.
+                    if callback is not None:
                         try:
                             callback(events)
-                        except Exception:  # a bug: without this thread no client would be served
+                        # A bug. The thread must survive it, because otherwise no client would be served.
+                        except Exception:
                             logger.exception("a call in the thread of a lane failed")
                 if self._soon:
                     self._call_those_soon()
@@ -199,12 +204,13 @@ class Loop:
         self._is_woken = False
 
     def _call_those_soon(self) -> None:
-        """Run the queued calls. Calls that they queue run in the next turn."""
+        """Run the queued calls. If a call queues another call, the other call runs in the next turn."""
         for _ in range(len(self._soon)):
             self._call(self._soon.popleft())
 
     def _call_those_due(self) -> None:
-        """Run the calls that are due. Calls that they schedule run in the next turn, however early."""
+        """Run the timers that are due. If a timer schedules another call, the other call runs in the next turn, even if
+        it is already due."""
         now_s, due = time.monotonic(), []
         while self._timers and self._timers[0][0] <= now_s:
             due.append(heapq.heappop(self._timers)[2])
@@ -218,5 +224,6 @@ class Loop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:  # as above
+        # A bug in the callback. The thread must survive it, because otherwise no client would be served.
+        except Exception:
             logger.exception("a call in the thread of a lane failed")

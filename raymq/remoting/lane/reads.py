@@ -1,4 +1,4 @@
-"""Payloads of FETCH and WAIT frames: queues and offsets, and the records or the ends that are there.
+"""Payloads of FETCH and WAIT frames: queues with offsets in the request, and records or the queues' ends in the answer.
 
 FETCH           | max bytes 8 | wait s 8 (double) | reads 4 | messages 4 | topics 4 |, then the topics, the requests,
                 their tag codes, and their filter expressions:
@@ -13,10 +13,12 @@ answer          the results, then the storage actors to go on at, then the recor
 WAIT            | wait s 8 (double) | reads 4 | messages 4 | topics 4 |, then the topics, the queues, and their offsets:
     | topic 4 | queue id 4 |                                                                                 8 bytes
     | queue offset 8 |
-                the same queues are most often asked for again: their part of the payload is the same bytes then
-`reads`, `messages`: what the client has read in the mapped files since it said so last (ReadsInPlace)
+                a client mostly waits for the same queues again: the queues' part of the payload is then unchanged
 answer          the ends, then the storage actors to go on at:
     | first offset 8 | end 8 | actor's length 2 | zero 6 |                                                  24 bytes
+
+`reads` and `messages` count what the client has read in the mapped files since its last report (ReadsInPlace). A
+storage actor to go on at is the replica from which the client should read the queue next.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ _STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUS
 
 
 QueueName = tuple[str, int]
-"""A topic and a queue id."""
+"""The name of a queue: its topic and queue id."""
 
 
 class Fetch(NamedTuple):
-    """A FETCH."""
+    """The decoded payload of a FETCH."""
 
     requests: list[FetchRequest]
     max_bytes: int
@@ -60,7 +62,7 @@ class Fetch(NamedTuple):
 
 
 def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:
-    """The numbers of topics in a frame, and their names as they are in it."""
+    """Number the topics of a frame. Returns each topic's number, and the topics as the frame encodes them."""
     numbers: dict[str, int] = {}
     for name in names:
         numbers.setdefault(name, len(numbers))
@@ -72,7 +74,7 @@ def _topics(names: Iterable[str]) -> tuple[dict[str, int], list[bytes]]:
 
 
 def _read_topics(payload: memoryview, at: int, count: int) -> tuple[list[str], int]:
-    """`count` topics from offset `at` on, and the offset behind them."""
+    """Decode `count` topics from offset `at` on. Returns the topics and the offset after them."""
     topics = []
     for _ in range(count):
         [length] = _LENGTH.unpack_from(payload, at)
@@ -89,7 +91,7 @@ def _fitting(reads: ReadsInPlace) -> ReadsInPlace:
 def encode_fetch(
     requests: Sequence[FetchRequest], max_bytes: int, wait_s: float, reads: ReadsInPlace = NO_READS
 ) -> bytes:
-    """The payload of a FETCH. InvalidArgumentError for numbers that do not fit."""
+    """Encode the payload of a FETCH. Raises InvalidArgumentError if a number does not fit its field."""
     numbers, parts = _topics([request.topic for request in requests])
     codes: list[bytes] = []
     expressions: dict[str, int] = {}
@@ -118,7 +120,7 @@ def encode_fetch(
 
 
 def decode_fetch(payload: memoryview, count: int) -> Fetch:
-    """A FETCH of `count` requests. InvalidArgumentError if the payload is none."""
+    """Decode a FETCH of `count` requests. Raises InvalidArgumentError if the payload is not a FETCH."""
     try:
         max_bytes, wait_s, found, messages, topic_count = _FETCH.unpack_from(payload)
         topics, at = _read_topics(payload, _FETCH.size, topic_count)
@@ -143,7 +145,8 @@ def decode_fetch(payload: memoryview, count: int) -> Fetch:
 
 
 def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[str | None], int]:
-    """The filter expressions of a FETCH by number, and the offset behind them. Number 0 is none."""
+    """Decode the filter expressions of a FETCH. Returns the expressions by number, with None as number 0, and the
+    offset after them."""
     expressions: list[str | None] = [None]
     while len(expressions) <= count:
         [length] = _TEXT_LENGTH.unpack_from(payload, at)
@@ -154,7 +157,7 @@ def _read_expressions(payload: memoryview, at: int, count: int) -> tuple[list[st
 
 
 def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:
-    """The parts of a FETCH's answer."""
+    """Encode the answer to a FETCH as a list of payload parts."""
     names = [result.pull_from.encode() for result in results]
     heads = [
         _RESULT.pack(
@@ -172,7 +175,8 @@ def encode_fetched(results: Sequence[FetchResult]) -> list[Buffer]:
 
 
 def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
-    """The results in a FETCH's answer, their records copied. ServiceNotAvailableError if it cannot be read."""
+    """Decode the results in a FETCH's answer, with copies of their records. Raises ServiceNotAvailableError if the
+    payload is invalid."""
     try:
         rows = list(_RESULT.iter_unpack(payload[: count * _RESULT.size]))
         at = count * _RESULT.size
@@ -193,7 +197,8 @@ def decode_fetched(payload: memoryview, count: int) -> list[FetchResult]:
 
 
 def encode_queues(queues: Sequence[QueueName]) -> bytes:
-    """The part of a WAIT that names its queues, by topic and queue id. InvalidArgumentError for ids that do not fit."""
+    """Encode the part of a WAIT that names the queues, by topic and queue id. Raises InvalidArgumentError if a queue id
+    does not fit its field."""
     numbers, parts = _topics([topic for topic, _ in queues])
     try:
         parts.insert(0, _TOPICS.pack(len(numbers)))
@@ -204,8 +209,10 @@ def encode_queues(queues: Sequence[QueueName]) -> bytes:
 
 
 def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: ReadsInPlace = NO_READS) -> bytes:
-    """The payload of a WAIT for these queues (`encode_queues`), each with its offset. InvalidArgumentError for numbers
-    that do not fit."""
+    """Encode the payload of a WAIT for queues, which `encode_queues` has encoded, each with its offset.
+
+    Raises InvalidArgumentError if a number does not fit its field.
+    """
     try:
         return _WAIT.pack(wait_s, *_fitting(reads)) + queues + struct.pack(f"<{len(offsets)}q", *offsets)
     except struct.error as error:
@@ -213,7 +220,7 @@ def encode_wait(queues: bytes, offsets: Sequence[int], wait_s: float, reads: Rea
 
 
 def decode_queues(part: bytes, count: int) -> list[QueueName]:
-    """The queues that this part of a WAIT names. InvalidArgumentError if it is none for `count` queues."""
+    """Decode the part of a WAIT that names `count` queues. Raises InvalidArgumentError if the part is invalid."""
     try:
         [topic_count] = _TOPICS.unpack_from(part)
         topics, at = _read_topics(memoryview(part), _TOPICS.size, topic_count)
@@ -226,8 +233,11 @@ def decode_queues(part: bytes, count: int) -> list[QueueName]:
 
 
 def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...], float, ReadsInPlace]:
-    """The part of a WAIT that names its queues (`decode_queues`), their offsets, the longest wait in s, and what the
-    client has read in place. InvalidArgumentError if the payload is none."""
+    """Decode a WAIT: the part that names its queues (for `decode_queues`), the queues' offsets, the longest wait in s,
+    and the client's reads in place.
+
+    Raises InvalidArgumentError if the payload is not a WAIT.
+    """
     offsets_at = len(payload) - 8 * count
     if offsets_at < _WAIT.size:
         raise InvalidArgumentError(f"a WAIT for {count} queues has {len(payload)} bytes")
@@ -239,14 +249,14 @@ def decode_wait(payload: memoryview, count: int) -> tuple[bytes, tuple[int, ...]
 
 
 def encode_ends(ends: Sequence[QueueEnds]) -> bytes:
-    """The payload of a WAIT's answer."""
+    """Encode the payload of a WAIT's answer."""
     names = [one.pull_from.encode() if one.pull_from else b"" for one in ends]
     heads = [_ENDS.pack(one.min_offset, one.max_offset, len(name)) for one, name in zip(ends, names, strict=True)]
     return b"".join(heads + names)
 
 
 def decode_ends(payload: memoryview, count: int) -> list[QueueEnds]:
-    """The ends in a WAIT's answer. ServiceNotAvailableError if it cannot be read."""
+    """Decode the queues' ends in a WAIT's answer. Raises ServiceNotAvailableError if the payload is invalid."""
     try:
         at, ends = count * _ENDS.size, []
         for first, end, length in _ENDS.iter_unpack(payload[:at]):

@@ -1,9 +1,9 @@
 """The server of lanes: one thread for all connections, and the limits that protect the server.
 
-Every process of the machine can connect to an abstract socket. The server accepts processes of its own user and of
-root, which could read the server's memory anyway. Handshakes have a deadline, and the socket and the port each have a
-limit of handshakes. So idle connections cannot keep a client with the secret from its lane, and load on the port, which
-every machine of the network can reach, does not affect the socket.
+Every process of the machine can connect to an abstract socket. The server accepts only processes of its own user and of
+root, who could read the server's memory anyway. Handshakes have a deadline, and the socket and the TCP port have
+separate limits of handshakes. So idle connections cannot block a client with the secret. Load on the port, which every
+machine of the network can reach, does not affect the socket.
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ from raymq.remoting.lane.turns import LargeFrames, Turn
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
-"""The most authenticated connections of a server."""
+"""Maximum number of authenticated connections of a server."""
 HANDSHAKES_MAX: Final = 512
-"""The most unauthenticated connections of a listener. Each takes a descriptor and buffers of TLS."""
+"""Maximum number of unauthenticated connections of a listener. Each takes a file descriptor and TLS buffers."""
 HANDSHAKE_TIMEOUT_S: Final = 2.0
-"""Limits a handshake; a connection that takes longer is closed."""
+"""Maximum time of a handshake in seconds, after which the connection is closed."""
 HANDSHAKE_GRACE_S: Final = 0.05
-"""Limits a handshake while HANDSHAKES_MAX are running. A handshake takes about a millisecond."""
+"""Maximum time of a handshake in seconds while HANDSHAKES_MAX are running. A handshake takes about a
+millisecond."""
 ACCEPT_PAUSE_S: Final = 0.1
-"""The pause after a connection could not be accepted, because no descriptor was free."""
+"""Pause in seconds after no connection could be accepted, because no file descriptor was free."""
 ACCEPTS_MAX: Final = 16
-"""The most connections accepted in one turn."""
+"""Maximum number of connections that are accepted in one turn of the loop."""
 BACKLOG: Final = 4096
-"""The most connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+"""Maximum number of connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
 DESCRIPTORS_MAX: Final = 65_536
-"""The limit of open files that a server process asks for."""
+"""Limit of open files that a server process requests."""
 FRAME_MAX_BYTES: Final = 64 << 20
-"""The longest payload, unless a server sets another limit."""
+"""Maximum payload of a frame in bytes, unless a server sets another limit."""
 LARGE_FRAMES_BYTES: Final = 64 << 20
-"""The most bytes of all large frames that are being received."""
+"""Maximum number of bytes of all large frames that are being received at the same time."""
 LONGEST_TURN_WAIT_S: Final = 1.0
-"""A large frame that would wait longer than this for its turn is refused."""
+"""Maximum wait in seconds of a large frame for its turn. The server refuses a frame that would wait longer."""
 
 Handler = Callable[[LaneRequest], None]
 
 
 class _Door:
-    """A listener of a server, with its unauthenticated connections."""
+    """A listening socket of a server, with the connections whose handshake is running."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
         self.handshakes: dict[Connection, float] = {}
-        """The running handshakes with the times of their start, oldest first."""
+        """The connections whose handshake is running, with the start times in seconds, oldest first."""
         self.timer: Timer | None = None
-        """The timer that ends the oldest handshake."""
+        """The timer that closes the connection with the oldest handshake."""
         self.is_accepting = True
         self.is_failing = False
 
@@ -83,14 +84,16 @@ class _Door:
 
     @property
     def patience_s(self) -> float:
-        """The longest time of a handshake, in seconds."""
+        """The maximum time of a handshake in seconds, which is short while the listener has HANDSHAKES_MAX
+        handshakes."""
         return HANDSHAKE_GRACE_S if self.is_full else HANDSHAKE_TIMEOUT_S
 
 
 class LaneServer:
-    """Serves frames by `handlers`, which the server's one thread calls and which must not block.
+    """Serves the frames of all lanes of one process. The server's one thread calls the `handlers`, which must not
+    block.
 
-    A handler raises to refuse a frame, or answers the frame, at once or later (LaneRequest). `contexts` makes the
+    A handler raises to refuse a frame, or answers the frame, immediately or later (LaneRequest). `contexts` makes the
     handlers' state for each connection. Large frames of `bulk_kinds` are handled one at a time, after all other work.
     """
 
@@ -106,20 +109,23 @@ class LaneServer:
         tls: TlsFiles | None = None,
         users: Users | None = None,
     ) -> None:
-        """`label` is part of the socket's name. With `host`, an IP address of this node, the server also listens there,
-        within TLS if `tls` is given; each new connection gets the certificate that is in its files then. With `users`,
-        only a client that signs as one of them gets a lane. OSError if the server cannot listen.
+        """`label` is part of the Unix socket's name. With `host`, an IP address of this node, the server also listens
+        on TCP at that address.
+
+        With `tls`, TCP connections use TLS; each new connection gets the certificate that the files hold at that
+        moment. With `users`, only a client that signs as one of the users gets a lane. Raises OSError if the server
+        cannot listen.
         """
         self.users = users
         self.label, self.bulk_kinds = label, bulk_kinds
         self.handlers: Mapping[int, Handler] = dict(handlers)
         self.frame_max_bytes = frame_max_bytes
         self.scratch = memoryview(bytearray(SHARED_BUFFER_BYTES))
-        """The buffer into which all connections receive."""
+        """The buffer into which all connections receive small frames."""
         self.buffers = FrameBuffers()
         self.turns: LargeFrames[Connection] = LargeFrames(LARGE_FRAMES_BYTES, longest_wait_s=LONGEST_TURN_WAIT_S)
         self.unsent_bytes = 0
-        """The bytes of answers that sockets have not accepted yet."""
+        """Number of bytes of answers that the sockets have not accepted yet."""
         self.loop = Loop(f"lane-{label}")
         self._contexts = contexts
         self._connections: set[Connection] = set()
@@ -136,10 +142,10 @@ class LaneServer:
         self.loop.start()
 
     def open_to_nodes(self, host: str, tls: Callable[[], TlsFiles | None] = rays_tls) -> LaneAddress:
-        """Listen at `host` for clients on other nodes, unless the server does already, and return the address.
+        """Listen at `host` for clients on other nodes, unless the server already does, and return the server's address.
 
-        If that fails, the server keeps serving its own node, the address says why, and the next call retries. Any
-        thread may call this.
+        If that fails, the server keeps serving its own node, the address contains the reason, and the next call
+        retries. Any thread may call this method.
         """
         with self._listening:
             if not self.address.port and not self._is_closed:
@@ -167,7 +173,7 @@ class LaneServer:
         return door.listener
 
     def close(self) -> None:
-        """Stop accepting, and end every connection and the thread. Idempotent."""
+        """Stop accepting, close every connection, and end the thread. Idempotent."""
         self.loop.stop(self._close_all)
 
     @property
@@ -176,7 +182,8 @@ class LaneServer:
         return len(self._connections)
 
     def told(self, error: Exception, what: str) -> RaymqError:
-        """Return the error for a client whose call `what` failed. An error that is not raymq's is a logged bug."""
+        """Return the error for a client whose call `what` failed. An error that is not a RaymqError is a bug and is
+        logged."""
         if isinstance(error, RaymqError):
             return error
         logger.error("%s failed in %s", what, self.label, exc_info=error)
@@ -203,7 +210,7 @@ class LaneServer:
                 client, peer = door.listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # no descriptor is free
+            except OSError as error:  # No file descriptor is free.
                 if not door.is_failing:
                     logger.warning("the lane cannot accept connections now and goes on trying: %s", error)
                 door.is_failing = True
@@ -243,7 +250,7 @@ class LaneServer:
             self.loop.change(door.listener.fileno(), select.EPOLLIN if accepts else 0)
 
     def _look_after_handshakes(self, door: _Door) -> None:
-        """Set the timer that ends the oldest handshake."""
+        """Start the timer that closes the connection with the oldest handshake, unless the timer is running."""
         if door.timer is None and door.handshakes:
             due_s = next(iter(door.handshakes.values())) + door.patience_s
             door.timer = self.loop.call_at(due_s, partial(self._drop_overdue, door))
@@ -260,7 +267,8 @@ class LaneServer:
         self._look_after_handshakes(door)
 
     def admit(self, connection: Connection) -> bool:
-        """Count a connection whose client has the secret. Returns False if there are too many connections."""
+        """Register a connection whose client has the lane's secret. Returns False if the server has too many
+        connections."""
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         connection.context = self._contexts()
@@ -269,7 +277,7 @@ class LaneServer:
         return True
 
     def note_closed(self, connection: Connection) -> None:
-        """Note that a connection has ended."""
+        """Forget a closed connection and its large frame, and start large frames that waited for it."""
         self._connections.discard(connection)
         self._end_handshake(connection)
         self._let_in(self.turns.leave(connection, time.monotonic()))
@@ -282,18 +290,19 @@ class LaneServer:
     # The turns of large frames
 
     def ask_turn(self, connection: Connection, size: int) -> Turn:
-        """Decide if a connection may send a large frame of `size` bytes now."""
+        """Request a turn for a connection's large frame of `size` bytes. Returns whether it may be received
+        now."""
         turn = self.turns.ask(connection, size, time.monotonic())
         if turn is Turn.WAITING:
             self._look_after_turns()
         return turn
 
     def turn_wait_s(self) -> float:
-        """Return the expected wait of a new large frame for its turn, in seconds."""
+        """Return the expected wait, in seconds, of a new large frame for its turn."""
         return self.turns.wait_s()
 
     def finish_turn(self, connection: Connection) -> None:
-        """Note that a connection's large frame was handled."""
+        """End the turn of a connection whose large frame was handled."""
         self._let_in(self.turns.finish(connection, time.monotonic()))
 
     def _let_in(self, connections: list[Connection]) -> None:
@@ -315,7 +324,8 @@ class LaneServer:
 
 
 def allow_descriptors() -> None:
-    """Raise the limit of open files to the hard limit, at most DESCRIPTORS_MAX. Each connection is an open file."""
+    """Raise this process's limit of open files to the hard limit, at most DESCRIPTORS_MAX, because each connection is
+    an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -335,6 +345,6 @@ def _listen(family: int, address: str | tuple[str, int]) -> socket.socket:
 
 
 def _peer_uid(stream: socket.socket) -> int:
-    """Return the user of the process at the other end, at the time of its connection."""
+    """Return the user id of the process that connected to the Unix socket."""
     _, uid, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(uid)

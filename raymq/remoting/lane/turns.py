@@ -1,14 +1,14 @@
-"""Decides which connections of a lane's server may send a large frame now. Free of sockets and clocks.
+"""Decides which connections of a lane server may send a large frame now. Uses no sockets and no clock.
 
-A small frame fits into the server's shared buffer. A large frame needs a buffer of its own while it is received, and
-the bytes of all such buffers are limited. A connection asks before its frame is read:
+A small frame fits into the server's shared buffer. A large frame needs a separate buffer while it is received, and the
+bytes of all separate buffers are limited. A connection requests a turn before the server reads its large frame:
 
     GRANTED   read it
     WAITING   leave it in the socket; connections are served in the order of their requests
     REFUSED   the wait would be long: the server sends the client the expected wait, after which the client retries
 
-The expected wait follows from the bytes ahead, and from the recent speed of finished frames. A frame larger than the
-limit is granted if no other frame is being received.
+The expected wait is computed from the bytes ahead, and from the recent speed of finished frames. A frame larger than
+the limit is granted if no other frame is being received.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from enum import Enum
 from typing import Final, Generic, TypeVar
 
 FIRST_SPEED: Final = 256e6
-"""The assumed speed in bytes/s before the first frame is finished."""
+"""Assumed speed of large frames in bytes/s, until the first frame is finished."""
 SLOWEST_SPEED: Final = 1e6
 _WEIGHT: Final = 0.2
-"""The weight of the newest frame in the mean speed."""
+"""Weight of the newest frame in the moving average of the speed."""
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 
@@ -40,14 +40,16 @@ class Turn(Enum):
 class _Frame:
     size: int
     since_s: float
-    """The time of the grant or, while the frame waits, of the request."""
+    """The time of the grant; while the frame waits, the time of the request."""
 
 
 class LargeFrames(Generic[OwnerT]):
-    """The large frames of one server, at most one per owner. For one thread."""
+    """The large frames of one server that are being received or wait for their turn, at most one per owner. For one
+    thread."""
 
     def __init__(self, limit_bytes: int, *, longest_wait_s: float) -> None:
-        """`limit_bytes` limits all frames that are being received; `longest_wait_s` limits the wait for a turn."""
+        """`limit_bytes`: limit of all frames that are being received. `longest_wait_s`: limit of the wait for a
+        turn."""
         self._limit_bytes, self._longest_wait_s = limit_bytes, longest_wait_s
         self._granted: dict[OwnerT, _Frame] = {}
         self._waiting: OrderedDict[OwnerT, _Frame] = OrderedDict()
@@ -59,12 +61,12 @@ class LargeFrames(Generic[OwnerT]):
         return len(self._granted) + len(self._waiting)
 
     def wait_s(self) -> float:
-        """Return the expected wait of a new frame, in seconds."""
+        """Return the expected wait, in seconds, of a new large frame for its turn."""
         ahead = self.granted_bytes + self.waiting_bytes
         return ahead / max(self._speed, SLOWEST_SPEED)
 
     def ask(self, owner: OwnerT, size: int, now_s: float) -> Turn:
-        """Request a turn for a frame of `size` bytes. `owner` must have no other frame."""
+        """Request a turn for a large frame of `size` bytes. `owner` must not have another frame."""
         if not self._waiting and self._fits(size):
             self._grant(owner, size, now_s)
             return Turn.GRANTED
@@ -75,7 +77,8 @@ class LargeFrames(Generic[OwnerT]):
         return Turn.WAITING
 
     def finish(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Note that the frame of `owner` was handled. Returns the waiting owners that may send now, in order."""
+        """End the turn of `owner`, whose frame was handled. Returns the waiting owners that may send now, in
+        order."""
         frame = self._granted.get(owner)
         if frame is not None:
             took_s = max(now_s - max(self._finished_s, frame.since_s), 1e-6)
@@ -84,7 +87,8 @@ class LargeFrames(Generic[OwnerT]):
         return self.leave(owner, now_s)
 
     def leave(self, owner: OwnerT, now_s: float) -> list[OwnerT]:
-        """Drop `owner`, which is gone, and its frame. Returns the waiting owners that may send now, in order."""
+        """Remove `owner`, whose connection is closed, and its frame. Returns the waiting owners that may send now, in
+        order."""
         granted = self._granted.pop(owner, None)
         if granted is not None:
             self.granted_bytes -= granted.size
@@ -103,14 +107,14 @@ class LargeFrames(Generic[OwnerT]):
         return next_owners
 
     def take_overdue(self, now_s: float) -> list[OwnerT]:
-        """Remove and return the owners that have waited too long, which the caller refuses."""
+        """Remove and return the owners that have waited too long. The caller refuses their frames."""
         overdue = [owner for owner, frame in self._waiting.items() if now_s - frame.since_s > self._longest_wait_s]
         for owner in overdue:
             self.waiting_bytes -= self._waiting.pop(owner).size
         return overdue
 
     def next_overdue_s(self) -> float | None:
-        """Return the time of the next call of `take_overdue`; None if no owner waits."""
+        """Return the time at which `take_overdue` must be called next; None if no owner waits."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else first.since_s + self._longest_wait_s
 

@@ -3,15 +3,15 @@
     producers, consumers, listeners ──► CLIENT_FIGURES: histograms, totals ──► Reporter, every 10 s
                                           sources of gauges: called at each report
 
-A process has one ClientFigures, not one per client, because a series of Ray belongs to a process: two clients that
-report the same histogram would overwrite each other. Each batch, or each call, is counted once with its number of
-messages; nothing runs per message. Threads that wake often enough anyway (heartbeats, a listener's reports) call
+Each process has one ClientFigures, not one per client, because a series of Ray belongs to a process: two clients that
+report the same histogram would overwrite each other. A batch or a call is counted once, with its number of messages, so
+no code runs per message. Threads that wake often enough anyway (for heartbeats, or for a listener's reports) call
 `report_if_due`; no thread is started for reports.
 
-ClientFigures counts until a broker's answer to a heartbeat switches the cluster's metrics off. From then on a count
-costs one comparison. Nothing survives the process: its gauges disappear from Ray's agent within 20 s, and a process
-that connects to another Ray cluster starts at 0. A consumer without messages of a topic reports this once, and again
-after a change: repeated reports of thousands of idle topics and groups would keep the agent busy.
+ClientFigures counts until a broker's answer to a heartbeat switches the cluster's metrics off. After that, each call
+only costs one comparison. Nothing survives the process: its gauges disappear from Ray's agent within 20 s, and a
+process that connects to another Ray cluster starts at 0. A consumer reports a topic without messages only once, and
+again after a change, because repeated reports of thousands of idle topics and groups would keep the agent busy.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PROCESS_TIME: Final = "raymq_process_time_milliseconds"
 PROCESS_BOUNDS_MS: Final = INSTRUMENTS[PROCESS_TIME].bounds
 
 SERIES_MAX: Final = 4096
-"""The most series of each kind in a process. Further topics and groups are counted as "(other)"."""
+"""Maximum number of series of each kind in a process. Further topics and groups are counted under "(other)"."""
 EARLY_S: Final = 1.0
-"""A caller that wakes every REPORT_INTERVAL_S may report this much earlier, because its next wake-up would be too
-late."""
+"""Seconds by which a report may be early. A caller that wakes every REPORT_INTERVAL_S would otherwise miss the time and
+report one interval late."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,11 @@ class ClientMetrics(Struct, frozen=True):
 
 
 class ConsumerFigures(NamedTuple):
-    """The state of one queue, or the sum over several queues of a topic, at one consumer of a group.
+    """Metrics of a group's consumer, for one queue or summed over several queues of a topic.
 
-    `inflight`: messages fetched and not committed. `ready`: messages visible and not fetched. `queueing_ms`: the age of
-    the first ready message, 0 without any. `cached` messages of `cached_bytes`: fetched and not finished.
+    `inflight`: number of messages that are fetched and not committed. `ready`: number of messages that are visible and
+    not fetched. `queueing_ms`: the age of the first ready message, 0 if no message is ready. `cached` and
+    `cached_bytes`: number and size of messages that are fetched and not finished.
     """
 
     topic: str
@@ -70,7 +71,7 @@ class ConsumerFigures(NamedTuple):
     cached_bytes: int = 0
 
     def plus(self, other: ConsumerFigures) -> ConsumerFigures:
-        """Return the sum of both, with the greater age."""
+        """Return the sum of both metrics; `queueing_ms` is the greater of both ages."""
         return ConsumerFigures(
             self.topic,
             self.group,
@@ -83,20 +84,20 @@ class ConsumerFigures(NamedTuple):
 
 
 Source = Callable[[], Iterable[ConsumerFigures]]
-"""A source of gauges. The reporting thread calls it at each report; it may call storage actors, for a few seconds at
-most."""
+"""A function that returns the current gauges of a consumer. The reporting thread calls the function at each report. The
+function may call storage actors, for a few seconds at most."""
 
 
 def _worker() -> str:
-    """Return the id of this process in its Ray cluster; empty without a connection."""
+    """Return the id of this process in its Ray cluster; empty if the process is not connected to a cluster."""
     import ray
 
     return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
 
 
 class ClientFigures:
-    """The metrics of one process. Thread-safe. `worker` returns the id of this process in its Ray cluster; `clock`
-    returns monotonic seconds."""
+    """The client metrics of one process. Thread-safe. `worker` returns the id of this process in its Ray cluster;
+    `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -109,57 +110,62 @@ class ClientFigures:
         """False after a broker has switched the cluster's metrics off."""
         self._worker, self._open_reporter, self._clock = worker, open_reporter, clock
         self._options: ClientMetrics | None = None
-        """The options from a broker; None before the first answer, and then nothing is reported."""
+        """The metrics options from a broker. None before a broker's first answer; until then nothing is
+        reported."""
         self._up: tuple[str, str] | None = None
         self._lock = threading.Lock()
-        """Guards the tables of histograms, bytes and sources. No holder of the lock waits for anything."""
+        """Guards the tables of histograms, bytes and sources. A thread that holds the lock never blocks."""
         self._histograms: dict[tuple[str, ...], Histogram] = {}
-        """Histograms by instrument and further labels, in the instrument's order."""
+        """Histograms by instrument name and label values. The labels are in the instrument's order."""
         self._out_bytes: dict[tuple[str, str], int] = {}
-        """Bytes that a group has fetched from a topic."""
+        """Number of bytes that a group has fetched from a topic, by topic and group."""
         self._unreadable: dict[tuple[str, str], int] = {}
-        """Messages of a topic that a group could not read."""
+        """Number of a topic's messages that a group could not read, by topic and group."""
         self._sources: dict[int, Source] = {}
         self._reporting = threading.Lock()
-        """Held by the one reporting thread; guards the fields below."""
+        """The reporting thread holds this lock, so that only one thread reports at a time. The lock guards the fields
+        below."""
         self._reporter: tuple[str, ClientMetrics, Reporter] | None = None
         self._next_s = clock()
         self._told_idle: set[tuple[str, str]] = set()
-        """Topics and groups that the last report named as idle."""
+        """Pairs of topic and group that were idle in the last report."""
 
     def identify(self, role: str, name: str) -> None:
-        """Also report `raymq_up` for this process, because it is an actor of raymq."""
+        """Also report the metric `raymq_up` for this process. Called if the process is an actor of raymq."""
         self._up = role, name
 
     @property
     def options(self) -> ClientMetrics | None:
-        """The options from a broker; None before the first answer."""
+        """The metrics options from a broker; None before a broker's first answer."""
         return self._options
 
     def told(self, options: ClientMetrics) -> None:
-        """Store the options of the cluster's metrics from a broker's answer."""
+        """Store the cluster's metrics options, which a broker's answer contains."""
         self.enabled, self._options = options.enable, options
 
     def add(self, owner: object, source: Source) -> None:
-        """Call `source` for the values of a consumer at each report, until `remove(owner)`."""
+        """Register `source`, which returns the gauges of the consumer `owner` at each report, until
+        `remove(owner)`."""
         with self._lock:
             self._sources[id(owner)] = source
 
     def remove(self, owner: object) -> None:
-        """Stop reporting the values of a consumer: its gauges disappear. Does nothing for an unknown consumer."""
+        """Stop reporting the gauges of the consumer `owner`, so that they disappear. Does nothing if the consumer is
+        unknown."""
         with self._lock:
             self._sources.pop(id(owner), None)
 
-    # Counting
+    # Methods that count messages and calls
 
     def sent(self, topic: str, cost_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` messages whose send has ended, `cost_ms` after the send of the first message."""
+        """Count `count` messages whose send succeeded or failed `cost_ms` after the send of the first message."""
         if self.enabled:
             self._observe((SEND_COST, topic, "success" if ok else "failure"), cost_ms, count)
 
     def delivered(self, topic: str, group: str, stored_ms: int, count: int, size_bytes: int) -> None:
-        """Count `count` messages of `size_bytes` that a consumer has received. All count as stored at `stored_ms`, ms
-        since 1970 by the store's clock, when the first message was stored."""
+        """Count `count` messages with a total of `size_bytes` that a consumer has received. `stored_ms`: the time at
+        which the first message was stored, in ms since 1970 by the store's clock. All messages count as stored at this
+        time."""
         if self.enabled:
             self._observe((DELIVERY_LATENCY, topic, group), max(0.0, time.time() * 1000 - stored_ms), count)
             self._add(self._out_bytes, topic, group, size_bytes)
@@ -177,12 +183,12 @@ class ClientFigures:
             totals[place] = totals.get(place, 0) + count
 
     def awaited(self, topic: str, group: str, wait_ms: float, count: int) -> None:
-        """Count `count` messages that a listener gets, `wait_ms` after the first message was fetched."""
+        """Count `count` messages that are passed to a listener `wait_ms` after the first of them was fetched."""
         if self.enabled:
             self._observe((AWAIT_TIME, topic, group), wait_ms, count)
 
     def processed(self, topic: str, group: str, took_ms: float, count: int, *, ok: bool) -> None:
-        """Count `count` calls of a listener, which took about `took_ms` each."""
+        """Count `count` calls of a listener. Each call took about `took_ms`."""
         if self.enabled:
             self._observe((PROCESS_TIME, topic, group, "success" if ok else "failure"), took_ms, count)
 
@@ -193,19 +199,20 @@ class ClientFigures:
         histogram.add(value, count)
 
     def _new_histogram(self, key: tuple[str, ...]) -> Histogram:
-        """Create the histogram of a new key; beyond SERIES_MAX, return the histogram of all further keys."""
+        """Create the histogram of a new key. If SERIES_MAX histograms exist, return the histogram that all further keys
+        share."""
         with self._lock:
             if key not in self._histograms and len(self._histograms) >= SERIES_MAX:
                 name, _, *rest = key
                 key = (name, OTHER, *rest) if name == SEND_COST else (name, OTHER, OTHER, *rest[1:])
             return self._histograms.setdefault(key, Histogram(key[0]))
 
-    # Reporting
+    # Methods that report to Ray
 
     def report_if_due(self) -> None:
-        """Report everything, if the last report is about REPORT_INTERVAL_S old and no other thread reports.
+        """Report all metrics if the last report is about REPORT_INTERVAL_S old and no other thread is reporting.
 
-        Does nothing in a process that is not connected to Ray, or that has no answer from a broker yet. Never raises.
+        Does nothing if the process is not connected to Ray, or has no answer from a broker yet. Never raises.
         """
         options = self._options
         if options is None or not options.enable or self._clock() < self._next_s:
@@ -223,8 +230,8 @@ class ClientFigures:
             self._reporting.release()
 
     def _reporter_for(self, worker: str, options: ClientMetrics) -> Reporter:
-        """Return the reporter for this process in its present Ray cluster. Counts for an earlier cluster are
-        dropped."""
+        """Return the reporter for this process in its current Ray cluster. If the cluster has changed, all counts for
+        the earlier cluster are dropped."""
         known = self._reporter
         if known is not None and known[:2] == (worker, options):
             return known[2]
@@ -276,7 +283,7 @@ class ClientFigures:
 
 
 def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
-    """Return the values of all sources, added up for each topic and group."""
+    """Return the metrics from all sources, summed by topic and group."""
     found: dict[tuple[str, str], ConsumerFigures] = {}
     for source in sources:
         for one in source():
@@ -286,5 +293,5 @@ def _together(sources: Iterable[Source]) -> list[ConsumerFigures]:
 
 
 CLIENT_FIGURES: Final = ClientFigures()
-"""The metrics of this process."""
+"""The client metrics of this process."""
 in_forked_child(CLIENT_FIGURES.__init__)  # type: ignore[misc]  # a forked child has no clients and no reporter

@@ -1,4 +1,4 @@
-"""A histogram of plain numbers, which a Reporter converts into series."""
+"""A histogram of plain numbers, which a Reporter converts into Prometheus series."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from raymq.telemetry.metrics.instruments import INSTRUMENTS
 
 
 class HistogramFigures(NamedTuple):
-    """A histogram's state. `counts`: for each bound, the number of values above the previous bound and up to this
-    bound; the last number counts values above all bounds. `sum`: the sum of all values."""
+    """A snapshot of a histogram. `counts`: for each bound, the number of values above the previous bound and up to this
+    bound; the last count is for values above all bounds. `sum`: the sum of all values."""
 
     counts: tuple[int, ...]
     sum: float
 
 
 class Histogram:
-    """The distribution of one instrument's values since the process's start. Thread-safe. Adding a value takes less
-    than a microsecond; callers add once per batch."""
+    """The distribution of one instrument's values since the process started. Thread-safe. Adding a value takes less
+    than a microsecond; callers add one value per batch."""
 
     def __init__(self, name: str) -> None:
-        """`name`: a histogram of the table of instruments. Raises KeyError for another name."""
+        """`name`: the name of a histogram in the table of instruments. Raises KeyError if the table has no such
+        histogram."""
         self._bounds = INSTRUMENTS[name].bounds
         self._lock = threading.Lock()
         self._counts = [0] * (len(self._bounds) + 1)
@@ -40,7 +41,7 @@ class Histogram:
             self._sum += value * times
 
     def add_many(self, values: Sequence[float] | NDArray[np.float64], times: Sequence[int] | None = None) -> None:
-        """Count several values, each once, or as often as `times` lists."""
+        """Count several values: each value once, or as often as the same index of `times` states."""
         if not len(values):
             return
         indices = np.searchsorted(self._bounds, values)
@@ -51,6 +52,6 @@ class Histogram:
             self._sum += total
 
     def figures(self) -> HistogramFigures:
-        """Return the present state."""
+        """Return a snapshot of the histogram."""
         with self._lock:
             return HistogramFigures(tuple(self._counts), self._sum)

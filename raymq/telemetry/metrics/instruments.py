@@ -1,8 +1,9 @@
-"""The one table of raymq's metrics: names, labels, units and meanings.
+"""The only table of raymq's metrics: names, labels, units and meanings.
 
 Ray exposes a gauge `x` as `ray_x` and a counter `x` as `ray_x_total`. A histogram of raymq is three gauges that only
-grow: `x_bucket` with the label `le`, `x_sum` and `x_count`. Ray's own histogram has a wrong sum, and costs the node's
-agent time for each observation. A Reporter refuses names and labels that are not in this table.
+increase: `x_bucket` with the label `le`, `x_sum` and `x_count`. raymq does not use Ray's own histogram, because its sum
+is wrong and each observation costs the node's agent time. A Reporter refuses names and labels that are not in this
+table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 
 class InstrumentKind(Enum):
-    """The kinds of instruments: a running total, a present value, a distribution."""
+    """The kinds of instruments: a running total (counter), a current value (gauge), a distribution (histogram)."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -23,12 +24,12 @@ class InstrumentKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One row of the table.
+    """One metric, a row of the table of instruments.
 
-    `labels`: all labels of the series, including `cluster` and `broker`. `description`: its first sentence is the
-    title of the instrument's chart. `rocketmq`: RocketMQ 5's name; "=" if only the prefix differs; empty if RocketMQ
-    has no such metric. `reported_by`: the actor or client that reports the instrument. `bounds`: the upper ends of a
-    histogram's buckets, in `unit`; one further bucket counts larger values.
+    `labels`: all labels of the series, including `cluster` and `broker`. `description`: the first sentence is the title
+    of the instrument's chart. `rocketmq`: RocketMQ 5's name of the metric; "=" if only the prefix differs; empty if
+    RocketMQ has no such metric. `reported_by`: the actor or client that reports the instrument. `bounds`: the upper
+    ends of a histogram's buckets, in `unit`; one more bucket counts larger values.
     """
 
     name: str
@@ -42,16 +43,16 @@ class Instrument:
 
     @property
     def title(self) -> str:
-        """The first sentence of the description, without its full stop."""
+        """The title of the instrument's chart: the first sentence of the description, without its full stop."""
         return self.description.partition(". ")[0].removesuffix(".")
 
 
 COMMON_LABELS: Final = ("cluster", "broker")
-"""Labels of every instrument. `broker` is empty if a value belongs to no broker group."""
+"""Labels that every instrument has. `broker` is empty if a value belongs to no broker group."""
 OTHER: Final = "(other)"
-"""The label value under which a Reporter sums the topics, and the groups, beyond its limits."""
+"""The label value under which a Reporter sums all topics, or all groups, beyond its limits."""
 REPORT_INTERVAL_S: Final = 10.0
-"""The time between two reports. Ray drops a gauge that was not set for 20 s."""
+"""Seconds between two reports of metrics. Ray drops a gauge that was not set for 20 s."""
 
 _C, _G, _H = InstrumentKind.COUNTER, InstrumentKind.GAUGE, InstrumentKind.HISTOGRAM
 _LAG: Final = "consumer_group topic is_retry is_system"
@@ -62,7 +63,7 @@ _CREATE_MS: Final = (10, 100, 1000, 3000, 5000)
 _CLIENT_MS: Final = (1, 5, 10, 20, 50, 200, 500)
 
 INSTRUMENTS: Final[dict[str, Instrument]] = {}
-"""Every instrument, by its name."""
+"""All instruments (metrics) of the table, by name."""
 
 
 def _add(
@@ -76,7 +77,8 @@ def _add(
     rocketmq: str = "",
     *bounds: int,
 ) -> None:
-    """Add a row. `name`: without the prefix `raymq_`. The labels come after COMMON_LABELS, separated by spaces."""
+    """Add an instrument to the table. `name` omits the prefix `raymq_`. The further labels follow COMMON_LABELS and are
+    separated by spaces."""
     labels = (*COMMON_LABELS, *first_label.split(), *further_labels.split())
     name = f"raymq_{name}"
     INSTRUMENTS[name] = Instrument(name, kind, labels, unit, description, rocketmq, reported_by, bounds)
@@ -90,7 +92,7 @@ _pull = partial(_add, "Pull", "")
 _fetcher = partial(_add, "Pull, pull consumer", "")
 
 # fmt: off
-# A table: the formatter would put each column of a row on a line.
+# The rows are excluded from formatting: the formatter would put each column of a row on a separate line.
 _add("every actor", "", _G, "up", "role name", "1", "Running actors. Each actor of raymq reports 1.", "proxy_up")
 _broker(_G, "broker_permission", "", "bits", "Permissions of the broker group. 4 to read, 2 to write, 6 for both.", "=")
 _broker(_G, "topic_number", "", "topics", "Topics of the broker group. Internal topics do not count.", "=")

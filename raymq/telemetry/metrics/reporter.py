@@ -1,12 +1,12 @@
 """Passes a process's metrics to the Ray agent of its node, from which Prometheus scrapes them.
 
 A process has one Reporter, and one thread calls `report` every REPORT_INTERVAL_S. The Reporter's sources name
-instruments of the table. A counter is reported as its running total, and the Reporter adds the difference to the last
-total; a smaller total means that the counter started again at 0. A histogram is reported as its buckets
+instruments of the table. A source reports a counter as its running total, and the Reporter passes on the increase since
+the last report. A smaller total means that the counter was reset to 0. A source reports a histogram as its buckets
 (raymq.telemetry.metrics.instruments).
 
-Topics and groups beyond the limits are combined under "(other)": numbers are added, times are the maximum. Nothing
-survives the process.
+Topics and groups beyond the limits are combined under "(other)": counts are added, and of times the maximum is
+reported. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from raymq.telemetry.metrics.histogram import HistogramFigures
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, OTHER, Instrument, InstrumentKind
 
 FORGET_AFTER_REPORTS: Final = 60
-"""A topic, group or total that this number of reports did not name was probably deleted, and is forgotten."""
+"""Number of reports after which the Reporter drops a series that no report named. Its topic or group was probably
+deleted."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ NO_LABELS: Final[Labels] = {}
 
 
 class _Series:
-    """One series of an instrument: its tags, its tags after the limits, and its last total."""
+    """One time series of an instrument: its tags, its tags after the limits are applied, and its last reported
+    total."""
 
     __slots__ = ("_make", "instrument", "limited", "seen", "tags", "total")
 
@@ -40,14 +42,15 @@ class _Series:
         self.seen = 0
 
     def metric(self, name: str, *more: str) -> Any:
-        """Return Ray's object for a metric of the instrument."""
+        """Return the Ray metric object for the metric `name` of the series' instrument."""
         return self._make(self.instrument, name, *more)
 
 
 class Reporter:
-    """Passes one process's metrics to Ray. Not thread-safe: one thread reports.
+    """Passes one process's metrics to Ray. Not thread-safe: only one thread may report.
 
-    Usage: `reporter.report(source)`, where `source` calls `count`, `gauge` and `buckets` of the Reporter that it gets.
+    Usage: `reporter.report(source)`. `source` gets the Reporter as its argument and calls the Reporter's methods
+    `count`, `gauge` and `buckets`.
     """
 
     def __init__(
@@ -60,24 +63,24 @@ class Reporter:
         per_topic_max: int = 500,
         per_group_max: int = 500,
     ) -> None:
-        """`cluster`, `broker` and `storage`: labels of every series whose instrument has them, unless a call passes
-        others. `enable` False: nothing is passed to Ray, and no source is called."""
+        """`cluster`, `broker` and `storage`: default values of these labels, for instruments that have the labels.
+        `enable` False: nothing is passed to Ray, and no source is called."""
         self._common = {"cluster": cluster, "broker": broker, "storage": storage}
         self._enable = enable
         self._limits = {"topic": per_topic_max, "consumer_group": per_group_max}
         self._known: dict[str, set[str]] = {label: set() for label in self._limits}
-        """For each limited label, the values within the limit."""
+        """The topics and the consumer groups that have separate series, by label."""
         self._series: dict[tuple[str, tuple[tuple[str, object], ...]], _Series] = {}
-        """Known series by name and labels."""
+        """The time series that were reported so far, by instrument name and labels."""
         self._others: dict[_Key, tuple[float, Labels]] = {}
-        """The gauges under "(other)" in the present report."""
+        """The gauges that the current report combines under "(other)"."""
         self._metrics: dict[str, Any] = {}
         self._reports = 0
         self._logged: set[str] = set()
 
     def limit(self, per_topic_max: int, per_group_max: int) -> None:
-        """Change the limits of topics and groups with separate series. Topics and groups that have separate series keep
-        them."""
+        """Change the maximum numbers of topics and groups with separate series. Topics and groups that already have
+        separate series keep them."""
         self._limits.update(topic=per_topic_max, consumer_group=per_group_max)
 
     @property
@@ -86,8 +89,8 @@ class Reporter:
         return self._enable
 
     def report(self, *sources: Source) -> None:
-        """Call each source, and pass its values to Ray. Never raises: a source that fails is left out of this report,
-        and each kind of failure is logged once."""
+        """Call each source, and pass its values to Ray. Never raises: a failed source is left out of this report, and
+        each kind of failure is logged once."""
         if not self._enable:
             return
         failed = False
@@ -98,13 +101,14 @@ class Reporter:
                 failed = True
                 self._log_once(error)
         self._others.clear()
-        if not failed:  # a source that fails for long has not deleted its topics
+        # after a failure, keep all series: a source that fails reports no topics, but its topics still exist
+        if not failed:
             self._reports += 1
             self._forget()
 
     def count(self, name: str, total: float, /, **labels: object) -> None:
-        """Add the new part of a counter's running total. Raises KeyError for an unknown name, and ValueError for labels
-        that the instrument does not have."""
+        """Report a counter's running total; the increase since the last report is passed to Ray. Raises KeyError if the
+        name is unknown, and ValueError if the instrument does not have the labels."""
         series = self._find(name, InstrumentKind.COUNTER, labels)
         new = total - series.total if total >= series.total else total
         if new > 0:  # Ray refuses to add 0
@@ -112,11 +116,13 @@ class Reporter:
         series.total = total
 
     def gauge(self, name: str, value: float, /, **labels: object) -> None:
-        """Set a gauge. Raises like `count`. The gauge disappears after 20 s without a report."""
+        """Set a gauge, which disappears after 20 s without a report. Raises KeyError and ValueError like
+        `count`."""
         self._set(name, value, self._find(name, InstrumentKind.GAUGE, labels))
 
     def buckets(self, name: str, figures: HistogramFigures, /, **labels: object) -> None:
-        """Report a histogram (raymq.telemetry.metrics.histogram.Histogram.figures). Raises like `count`."""
+        """Report a histogram's buckets (raymq.telemetry.metrics.histogram.Histogram.figures). Raises KeyError and
+        ValueError like `count`."""
         series = self._find(name, InstrumentKind.HISTOGRAM, labels)
         below = 0
         for bound, count in zip((*series.instrument.bounds, "+Inf"), figures.counts, strict=True):
@@ -152,7 +158,7 @@ class Reporter:
             return
         key = (name, tuple(tags.values()))
         before, _ = self._others.get(key, (0.0, tags))
-        # a sum of ages has no meaning
+        # Ages under "(other)" are combined by their maximum, because a sum of ages has no meaning.
         longest = series.instrument.kind is InstrumentKind.GAUGE and series.instrument.unit == "ms"
         self._others[key] = (max(before, value) if longest else before + value, tags)
 
@@ -161,7 +167,7 @@ class Reporter:
             self._metrics[name].set(value, tags)
 
     def _limited(self, tags: Labels) -> Labels:
-        """Return the tags, with "(other)" for a topic or a group beyond the limit."""
+        """Return the tags, in which "(other)" replaces a topic or a group beyond the limit."""
         limited = tags
         for label, most in self._limits.items():
             value = tags.get(label)
@@ -184,7 +190,8 @@ class Reporter:
         return metric
 
     def _forget(self) -> None:
-        """Forget the series of deleted topics and groups, so that others can have their place."""
+        """Drop the series of deleted topics and groups, so that other topics and groups can get separate
+        series."""
         oldest = self._reports - FORGET_AFTER_REPORTS
         gone = [key for key, series in self._series.items() if series.seen < oldest]
         if not gone:

@@ -1,4 +1,5 @@
-"""The contexts of a trace: what a producer or consumer records about messages. The dispatcher writes records later.
+"""Trace contexts: what a producer or consumer records about messages. The dispatcher's thread writes the trace records
+later.
 
     Sent          messages that were sent together and are stored          ▶ Pub, one per message
     Ended         the end of a transaction                                 ▶ EndTransaction
@@ -48,22 +49,22 @@ from raymq.telemetry.trace.records import (
 )
 
 REGION: Final = "DefaultRegion"
-"""RocketMQ's region of a broker without a configured region."""
+"""The region in all trace records: RocketMQ's name for a broker without a configured region."""
 TRACE_ON: Final = "TRACE_ON"
-"""The property of a message that opts out of the trace: its value is then "false"."""
+"""The message property that excludes a message from the trace if its value is "false"."""
 
 
 _OFFSET_DIGITS: Final = 16
-"""The digits of an offset message id that hold the physical offset."""
+"""Number of digits in an offset message id that encode the physical offset."""
 
 
 def now_ms() -> int:
-    """The time in ms since 1970."""
+    """Return the current time in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def store_host_of(offset_message_id: str) -> str:
-    """Return the ``"address:port"`` of the store from an offset message id."""
+    """Return the ``"address:port"`` of the store that an offset message id contains."""
     return _host_of(offset_message_id[:-_OFFSET_DIGITS])
 
 
@@ -74,8 +75,9 @@ def _host_of(host_digits: str) -> str:
 
 
 class Sent(Struct, eq=False):
-    """Messages of one topic that are stored. `took_ms`: from the send of the first message until the answer, which
-    arrived at `ended_ms`. `results` returns their SendResults, in order."""
+    """A trace context of messages of one topic that are stored. `took_ms`: the time from the send of the first message
+    until the answer. `ended_ms`: the time at which the answer arrived. `results` returns the messages' SendResults, in
+    order."""
 
     group: str
     topic: str
@@ -89,7 +91,7 @@ class Sent(Struct, eq=False):
         return len(self.messages)
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a Pub for each message."""
+        """Return a Pub record for each message."""
         results, messages = self.results(), self.messages
         count = len(results)
         common = Pub(
@@ -120,7 +122,7 @@ class SingleRecordContext(Struct, eq=False):
     count: int = 1
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return the record."""
+        """Return the context's only record."""
         yield TraceLine(encode_records([self.record]), record_keys([self.record]))
 
 
@@ -134,7 +136,8 @@ def ended_transaction(
     *,
     from_check: bool,
 ) -> SingleRecordContext:
-    """Return a context for the end of `message`'s transaction in `topic`, with the ids of its half message."""
+    """Return a trace context for the end of `message`'s transaction in `topic`, with the ids of the half
+    message."""
     return SingleRecordContext(
         EndTransaction(
             now_ms(),
@@ -154,14 +157,14 @@ def ended_transaction(
 
 
 def recalled(group: str, topic: str, message_id: str, *, success: bool) -> SingleRecordContext:
-    """Return a context for a recall. `success`: whether the delayed message was recalled."""
+    """Return a trace context for a recall. `success`: whether the delayed message was recalled."""
     return SingleRecordContext(Recall(now_ms(), REGION, group, topic, message_id, success))
 
 
 class TracedCalls(NamedTuple):
-    """A listener's calls that belong together. `request_id` joins the records of their beginning and end. `calls`: the
-    listener's arguments, which are messages, lists of messages, or placeholders of damaged messages. `message_count`:
-    the number of their messages."""
+    """A group of listener calls that are traced together. `request_id` joins the trace records of the calls' beginning
+    and end. `calls`: the listener's arguments, which are messages, lists of messages, or placeholders of damaged
+    messages. `message_count`: the total number of messages in the calls."""
 
     request_id: str
     calls: Sequence[Any]
@@ -169,7 +172,7 @@ class TracedCalls(NamedTuple):
 
 
 class Begun(Struct, eq=False):
-    """Messages that a listener of `group` will get next."""
+    """A trace context of messages that a listener of `group` will get next."""
 
     group: str
     traced: TracedCalls
@@ -180,7 +183,7 @@ class Begun(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubBefore for each message."""
+        """Return a SubBefore record for each message."""
         common = SubBefore(self.began_ms, REGION, self.group, self.traced.request_id, "", 0, None)
         deliveries = [delivery for call in self.traced.calls for delivery in _deliveries(call)]
         for text, one in zip(before_texts(common, deliveries), deliveries, strict=True):
@@ -188,8 +191,8 @@ class Begun(Struct, eq=False):
 
 
 class Done(Struct, eq=False):
-    """Messages that a listener has finished, in `took_ms` altogether. `ended`: the indices of the calls that were made.
-    `failed`: the outcome of failed calls; the other calls succeeded."""
+    """A trace context of messages that a listener has finished. `took_ms`: the total time of the calls. `ended`: the
+    indices of the calls that were made. `failed`: the outcomes of failed calls; all other calls succeeded."""
 
     group: str
     traced: TracedCalls
@@ -203,7 +206,7 @@ class Done(Struct, eq=False):
         return self.traced.message_count
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubAfter for each message."""
+        """Return a SubAfter record for each message."""
         request_id, calls, count = self.traced
         cost_ms = round(self.took_ms / max(count, 1))
         common = SubAfter(request_id, "", cost_ms, True, None, time_ms=self.ended_ms, group=self.group)
@@ -217,7 +220,8 @@ class Done(Struct, eq=False):
 
 
 class Polled(Struct, eq=False):
-    """Messages that a poll returned: a list, or an Arrow table with the columns of raymq.records.kernels.columns."""
+    """A trace context of messages that a poll returned: a list, or an Arrow table with the columns of
+    raymq.records.kernels.columns."""
 
     group: str
     found: Any
@@ -225,7 +229,8 @@ class Polled(Struct, eq=False):
     ended_ms: int
 
     def lines(self) -> Iterator[TraceLine]:
-        """Return a SubBefore and a SubAfter for each message. The time of the program's own work is unknown."""
+        """Return a SubBefore and a SubAfter record for each message. The processing time in the records is 0, because
+        the time that the program spends on a message is unknown."""
         request_id = new_request_id()
         before = SubBefore(self.ended_ms, REGION, self.group, request_id, "", 0, None)
         after = SubAfter(request_id, "", 0, True, None, time_ms=self.ended_ms, group=self.group)
@@ -238,7 +243,7 @@ class Polled(Struct, eq=False):
 
 
 def new_request_id() -> str:
-    """Return a new id that joins the records of one listener call or poll."""
+    """Return a new id that joins the trace records of one listener call or poll."""
     return secrets.token_hex(16).upper()
 
 

@@ -1,6 +1,7 @@
-"""Records the messages of one consumer, for the dispatcher of its process.
+"""Traces the messages that one consumer gets, through the trace dispatcher of its process.
 
-A consumer without a trace has None instead of a DeliveryTrace, which costs one comparison per poll or task.
+A consumer without a trace has None instead of a DeliveryTrace. So the disabled trace costs one comparison per poll or
+task.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ from raymq.telemetry.trace.records import ContextCode
 
 
 class DeliveryTrace:
-    """The trace of the messages that a member of `group` gets. Thread-safe; never blocks, never raises."""
+    """The trace of the messages that a member of `group` gets. Thread-safe. The methods never block and never
+    raise."""
 
     def __init__(self, group: str, dispatcher: TraceDispatcher) -> None:
         self._group, self._dispatcher = group, dispatcher
 
     def polled(self, topic: str, found: Sized) -> None:
-        """Record messages of `topic` that a poll returns now: a list of messages, or an Arrow table."""
+        """Trace messages of `topic` that a poll is about to return: a list of messages, or an Arrow table."""
         if len(found) and topic != self._dispatcher.topic:
             self._dispatcher.put(Polled(self._group, found, len(found), now_ms()))
 
     def begun(self, topic: str, calls: TracedCalls) -> None:
-        """Record a listener's calls that begin now."""
+        """Trace the beginning of a group of listener calls."""
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Begun(self._group, calls, now_ms()))
 
     def done(
         self, topic: str, calls: TracedCalls, ended: Sequence[int], failed: Mapping[int, ContextCode], took_ms: float
     ) -> None:
-        """Record the end of these calls, which took `took_ms` altogether. `ended`: the indices of calls that were made.
-        `failed`: the failed calls among them. The caller must not change both arguments later."""
+        """Trace the end of a group of listener calls, which took `took_ms` in total. `ended`: the indices of the calls
+        that were made. `failed`: the outcomes of failed calls. The caller must not change `ended` and `failed` later.
+        """
         if topic != self._dispatcher.topic:
             self._dispatcher.put(Done(self._group, calls, ended, failed, took_ms, now_ms()))
 
     def close(self) -> None:
-        """Send the recorded contexts, for a bounded time."""
+        """Send the recorded trace contexts, for a bounded time."""
         self._dispatcher.close()

@@ -3,14 +3,14 @@
     Producer, TransactionProducer, PullConsumer, Listener ──▶ put: a TraceContext, into a bounded buffer
         ──▶ one thread: the records as text (raymq.telemetry.trace.records) ──▶ messages of the trace topic
 
-A context stands for all messages of a batch, a poll or a task. Adding it costs one append to a list; the thread formats
-the text. Contexts are dropped and counted if the buffer is full or they cannot be sent: a trace must never cost a
-message. The thread uses at most SHARE of a processor. So a program whose messages are too fast for the trace keeps its
-speed, and loses part of its trace.
+A context stands for all messages of a batch, a poll or a task. Adding a context costs one append to a list; the
+dispatcher's thread formats the text. If the buffer is full or contexts cannot be sent, contexts are dropped and
+counted, because tracing must never prevent the delivery of a message. The thread uses at most SHARE of a processor. So
+a program whose messages are too fast for the trace keeps its speed, and loses part of its trace.
 
-The body of a trace message has records of up to TRACE_TEXT_MAX characters. Its keys are the ids and keys of the
-records' messages (spec/features.md §6). Unsent records are lost with the process; `close` waits for them, for a bounded
-time.
+The body of a trace message has records of up to TRACE_TEXT_MAX characters. The keys of a trace message are the ids and
+keys of the traced messages (spec/features.md §6). Unsent records are lost if the process ends; `close` waits for them,
+for a bounded time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from raymq.common.message import SystemMessage
 from raymq.common.names import TRACE_TOPIC
 
 CONTEXTS_MAX: Final = 2048
-"""The most waiting contexts, as in RocketMQ's buffer."""
+"""Maximum number of trace contexts that wait to be sent, as in RocketMQ's buffer."""
 TRACED_MESSAGES_MAX: Final = 65_536
-"""The most messages in waiting contexts. Each context holds its messages in memory."""
+"""Maximum number of messages in waiting trace contexts. Each context keeps its messages in memory."""
 TRACE_TEXT_MAX: Final = 128_000
-"""The approximate limit of characters in a trace message's records, RocketMQ's limit."""
+"""Approximate maximum number of characters in the records of one trace message, as in RocketMQ."""
 TRACE_KEYS_MAX: Final = 24_000
-"""The approximate limit of characters in a trace message's keys. All properties of a message have at most 32,767
-bytes."""
+"""Approximate maximum number of characters in the keys of one trace message. All properties of a message together have
+at most 32,767 bytes."""
 DISPATCH_INTERVAL_S: Final = 1.0
-"""The time for which contexts accumulate, unless the buffer is half full earlier. RocketMQ's is 5 s."""
+"""Seconds for which trace contexts accumulate before they are sent, unless the buffer is half full earlier. RocketMQ's
+interval is 5 s."""
 SHARE: Final = 0.05
-"""The share of a processor that the thread may use."""
+"""Maximum share of a processor that the dispatcher's thread uses."""
 TRACE_CLOSE_TIMEOUT_S: Final = 5.0
 TRACE_SEND_TIMEOUT_S: Final = 5.0
 TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
@@ -49,14 +50,15 @@ logger = logging.getLogger(__name__)
 
 
 class TraceLine(NamedTuple):
-    """A record as text, and the keys under which the record is found."""
+    """A trace record as text, and the keys by which queries find the record."""
 
     text: str
     keys: Iterable[str]
 
 
 class TraceContext(Protocol):
-    """An event of `count` messages. The dispatcher's thread calls `lines`."""
+    """A traced event that concerns `count` messages. The dispatcher's thread calls `lines` to get the trace
+    records."""
 
     @property
     def count(self) -> int: ...
@@ -65,8 +67,9 @@ class TraceContext(Protocol):
 
 
 class TraceStatistics(Struct, frozen=True):
-    """Numbers of messages since the dispatcher's start. `sent`: with stored records. `dropped`: the buffer was full.
-    `failed`: the records could not be sent; `last_error` is the last reason."""
+    """Counts of traced messages since the dispatcher's start. `sent`: messages whose records are stored. `dropped`:
+    messages that were not traced because the buffer was full. `failed`: messages whose records could not be sent;
+    `last_error` is the last reason."""
 
     sent: int = 0
     dropped: int = 0
@@ -75,20 +78,20 @@ class TraceStatistics(Struct, frozen=True):
 
 
 class TraceProducer(Protocol):
-    """Sends trace messages (raymq.client.producer.producer.Producer)."""
+    """A producer that sends trace messages (raymq.client.producer.producer.Producer)."""
 
     def send(self, message: SystemMessage) -> object:
-        """Send a message and wait until it is stored. Raises RaymqError."""
+        """Send a message and wait until it is stored. Raises RaymqError if the send fails."""
 
     def close(self) -> None:
         """Release the producer's resources."""
 
 
 class TraceDispatcher:
-    """The trace of one process or client. Thread-safe.
+    """Collects and sends the trace of one process or client. Thread-safe.
 
-    `connect` creates the producer when there are records to send; the dispatcher's thread calls it. `share`: the part
-    of a processor that the thread may use, greater than 0 and at most 1.
+    `connect` creates the producer; the dispatcher's thread calls it when it sends the first records. `share`: the
+    maximum share of a processor that the thread uses, greater than 0 and at most 1.
     """
 
     def __init__(self, connect: Callable[[], TraceProducer], topic: str = TRACE_TOPIC, *, share: float = SHARE) -> None:
@@ -96,17 +99,17 @@ class TraceDispatcher:
         self._connect = connect
         self._share = share
         self._changed = threading.Condition()
-        """Guards all fields below."""
+        """Condition that guards the buffer and the counters, which are all fields below."""
         self._contexts: deque[TraceContext] = deque()
         self._messages = 0
-        """The number of messages in waiting contexts."""
+        """Number of messages in the trace contexts that wait to be sent."""
         self._thread: threading.Thread | None = None
         self._closing = False
         self._sent = self._dropped = self._failed = 0
         self._last_error = ""
 
     def put(self, context: TraceContext) -> None:
-        """Add a context. Never blocks, and never raises."""
+        """Add a trace context to the buffer. Never blocks, and never raises."""
         with self._changed:
             if self._closing or len(self._contexts) >= CONTEXTS_MAX or self._messages >= TRACED_MESSAGES_MAX:
                 self._dropped += context.count
@@ -120,7 +123,8 @@ class TraceDispatcher:
                 self._thread.start()
 
     def close(self, timeout_s: float = TRACE_CLOSE_TIMEOUT_S) -> None:
-        """Refuse further contexts, and send the waiting contexts for at most `timeout_s`. Idempotent."""
+        """Refuse further contexts, and send the waiting contexts for at most `timeout_s`. Repeated calls are
+        harmless."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -129,7 +133,7 @@ class TraceDispatcher:
             thread.join(timeout_s)
 
     def statistics(self) -> TraceStatistics:
-        """Return the numbers of messages whose records were sent, dropped, or could not be sent."""
+        """Return the numbers of messages whose trace records were sent, dropped, or could not be sent."""
         with self._changed:
             return TraceStatistics(self._sent, self._dropped, self._failed, self._last_error)
 
@@ -142,7 +146,7 @@ class TraceDispatcher:
                 producer = producer or self._connect()
                 for message, count in self._messages_of(contexts):
                     self._send(producer, message, count)
-            except Exception as error:  # a bug or a lost connection; the program's own messages must not suffer
+            except Exception as error:  # a bug or a lost connection must not affect the program's own messages
                 logger.warning("a part of the trace is lost: %s", error)
                 self._note(0, sum(context.count for context in contexts), error)
             rest_s = (time.thread_time() - began_s) * (1 / self._share - 1)
@@ -150,7 +154,8 @@ class TraceDispatcher:
             producer.close()
 
     def _take(self, rest_s: float) -> list[TraceContext]:
-        """Wait until contexts have accumulated and the thread has rested, and return them; empty at the end."""
+        """Wait `rest_s`, which limits the thread's processor time, and until contexts have accumulated. Returns these
+        contexts; empty if the dispatcher is closed and no contexts are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, rest_s)
             self._changed.wait_for(lambda: self._closing or self._is_half_full(), DISPATCH_INTERVAL_S)
@@ -164,7 +169,8 @@ class TraceDispatcher:
         return len(self._contexts) >= CONTEXTS_MAX // 2
 
     def _messages_of(self, contexts: Iterable[TraceContext]) -> Iterator[tuple[SystemMessage, int]]:
-        """Return the records of all contexts as messages, each with the number of its records."""
+        """Pack the records of all contexts into trace messages. Returns each message with its number of
+        records."""
         texts: list[str] = []
         keys: dict[str, None] = {}
         size = keys_size = 0

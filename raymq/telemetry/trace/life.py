@@ -1,10 +1,9 @@
-"""The life of one message, assembled from trace records.
+"""The history of one message, assembled from trace records.
 
     Pub, EndTransaction, Recall              by the message's id
     SubBefore + SubAfter = one Attempt       by request id and message id; one of both may be missing
 
-A record that several trace messages contain, because a trace message was sent again, counts once. The module has no
-state.
+A trace message may be sent twice. A record that several trace messages contain counts once. The module has no state.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from raymq.telemetry.trace.records import ContextCode, EndTransaction, Pub, Reca
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One delivery of a message to a group. `began_ms`: None if only the end is recorded. `code` and `cost_ms`: None if
-    only the beginning is recorded, because the consumer still works on the message, or died. `retry_times`: the number
-    of earlier deliveries."""
+    """One delivery of a message to a consumer group. `began_ms`: None if only the end of the delivery is recorded.
+    `code` and `cost_ms`: None if only the beginning is recorded, because the consumer still works on the message, or
+    died. `retry_times`: number of earlier deliveries."""
 
     group: str
     began_ms: int | None
@@ -31,7 +30,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class MessageLife:
-    """The records of one message, each kind sorted by time."""
+    """The history of one message: its trace records, each kind sorted by time."""
 
     message_id: str
     sends: tuple[Pub, ...] = ()
@@ -41,17 +40,17 @@ class MessageLife:
 
     @property
     def topic(self) -> str | None:
-        """The topic to which the message was sent; None if no record contains it."""
+        """The topic to which the message was sent; None if no record names the topic."""
         told: list[Pub | EndTransaction | Recall] = [*self.sends, *self.transactions, *self.recalls]
         return told[0].topic if told else None
 
     def __bool__(self) -> bool:
-        """True if there is any record."""
+        """True if the history contains any record."""
         return bool(self.sends or self.attempts or self.transactions or self.recalls)
 
 
 def life_of(message_id: str, records: Iterable[TraceRecord]) -> MessageLife:
-    """Return the life of the message with this unique id, from records of any messages in any order."""
+    """Return the history of the message with this unique id, from trace records of any messages in any order."""
     own = list(dict.fromkeys(record for record in records if record.message_id == message_id))
     before = {one.request_id: one for one in own if isinstance(one, SubBefore)}
     after = {one.request_id: one for one in own if isinstance(one, SubAfter)}

@@ -25,12 +25,12 @@ from typing import Final, NamedTuple, Protocol
 FIELD_END: Final = "\x01"
 RECORD_END: Final = "\x02"
 ABSENT: Final = "null"
-"""The text for missing tags or keys of a message."""
+"""The text in a trace record for a message without tags or without keys."""
 _NO_SEPARATORS: Final = {ord(FIELD_END): " ", ord(RECORD_END): " "}
 
 
 class TracedType(IntEnum):
-    """The type of a message, with its number in records."""
+    """The type of a traced message, with its number in trace records."""
 
     NORMAL = 0
     HALF = 1
@@ -40,7 +40,7 @@ class TracedType(IntEnum):
 
 
 class ContextCode(IntEnum):
-    """The outcome of a listener call, with its number in records."""
+    """The outcome of a listener call, with its number in trace records."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -51,12 +51,12 @@ class ContextCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pub:
-    """A send that was answered.
+    """A trace record of a send that was answered.
 
-    `time_ms`: its beginning, ms since 1970. `tags`, `keys`: the message's, keys separated by spaces; None without any.
-    `store_host`: ``"address:port"`` of the store. `body_length`: in bytes. `cost_ms`: the send's time divided by the
-    number of messages sent together. `success`: the store answered SEND_OK. `client_host`: only in records of newer
-    RocketMQ clients.
+    `time_ms`: the beginning of the send, in ms since 1970. `tags`, `keys`: the message's tags and keys, keys separated
+    by spaces; None if the message has none. `store_host`: ``"address:port"`` of the store. `body_length`: in bytes.
+    `cost_ms`: the send's time divided by the number of messages sent together. `success`: the store answered SEND_OK.
+    `client_host`: only in records of newer RocketMQ clients.
     """
 
     time_ms: int
@@ -77,7 +77,7 @@ class Pub:
 
 @dataclass(frozen=True, slots=True)
 class SubBefore:
-    """A message that a listener will get next. `retry_times`: the number of earlier deliveries."""
+    """A trace record of a message that a listener will get next. `retry_times`: number of earlier deliveries."""
 
     time_ms: int
     region: str
@@ -90,8 +90,8 @@ class SubBefore:
 
 @dataclass(frozen=True, slots=True)
 class SubAfter:
-    """A message after a listener's call. `cost_ms`: the call's time divided by its number of messages. Some records
-    lack `time_ms` and `group`."""
+    """A trace record of a message after a listener's call. `cost_ms`: the call's time divided by its number of
+    messages. Some records lack `time_ms` and `group`."""
 
     request_id: str
     message_id: str
@@ -105,8 +105,8 @@ class SubAfter:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """The end of a half message's local transaction. `state`: RocketMQ's name, such as ``COMMIT_MESSAGE``.
-    `from_check`: the answer to a broker's check."""
+    """A trace record of the end of a half message's local transaction. `state`: RocketMQ's name, such as
+    ``COMMIT_MESSAGE``. `from_check`: True if the producer answered a broker's check."""
 
     time_ms: int
     region: str
@@ -124,7 +124,7 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A recall of a delayed message. `success`: whether it was recalled."""
+    """A trace record of a delayed message's recall. `success`: whether the message was recalled."""
 
     time_ms: int
     region: str
@@ -135,7 +135,7 @@ class Recall:
 
 
 class TracedMessage(Protocol):
-    """A sent message, with the fields of its record."""
+    """A sent message, with the fields that its trace record needs."""
 
     @property
     def tags(self) -> str | None: ...
@@ -148,7 +148,8 @@ class TracedMessage(Protocol):
 
 
 class TracedDelivery(NamedTuple):
-    """A message in a delivery: its unique id, the number of earlier deliveries, and its keys, None without any."""
+    """A delivered message: its unique id, the number of earlier deliveries, and its keys, which are None if the message
+    has no keys."""
 
     message_id: str
     retry_times: int
@@ -160,14 +161,14 @@ TraceRecord = Pub | SubBefore | SubAfter | EndTransaction | Recall
 
 class DecodedTrace(NamedTuple):
     """The records of a trace message's body, in order, and the number of unreadable records. Records of unknown types,
-    from newer writers, do not count."""
+    which newer versions write, are skipped and not counted."""
 
     records: list[TraceRecord]
     unreadable: int
 
 
 def encode_records(records: Iterable[TraceRecord]) -> str:
-    """Format records as text, one after another. A separator inside a field becomes a space."""
+    """Format trace records as text, back to back. A separator character inside a field becomes a space."""
     return "".join([FIELD_END.join(_fields(record)) + RECORD_END for record in records])
 
 
@@ -178,9 +179,9 @@ def pub_texts(
     offset_ids: Iterable[str],
     types: Iterable[int],
 ) -> list[str]:
-    """Format Pub records of messages that were sent together, as `encode_records`, but without an object per message.
-    `common` has their common fields. The other arguments list ids, messages, offset message ids and TracedTypes in the
-    same order."""
+    """Format the Pub records of messages that were sent together. The text is the same as from `encode_records`, but no
+    object is created per message. `common` has the fields that all records share. The other arguments list ids,
+    messages, offset message ids and TracedTypes in the same order."""
     head = f"Pub\x01{common.time_ms}\x01{_clean(common.region)}\x01{_clean(common.group)}\x01{_clean(common.topic)}\x01"
     host, cost = common.store_host, common.cost_ms
     tail = FIELD_END + _flag(common.success) + RECORD_END
@@ -192,7 +193,8 @@ def pub_texts(
 
 
 def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> list[str]:
-    """Format the SubBefore records of messages of one listener call or poll. `common` has their common fields."""
+    """Format the SubBefore records of the messages of one listener call or poll. `common` has the fields that all
+    records share."""
     head = FIELD_END.join(_fields(common)[:5]) + FIELD_END
     return [
         f"{head}{_clean(one.message_id)}\x01{one.retry_times}\x01{_clean(one.keys or None)}{RECORD_END}"
@@ -201,7 +203,8 @@ def before_texts(common: SubBefore, deliveries: Iterable[TracedDelivery]) -> lis
 
 
 def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, ContextCode]]) -> list[str]:
-    """Format the SubAfter records of messages of one listener call or poll, with the outcome of each message."""
+    """Format the SubAfter records of the messages of one listener call or poll, with the outcome of each message.
+    `common` has the fields that all records share."""
     _, request_id, _, cost, *_ = _fields(common)
     tail = f"\x01{common.time_ms}\x01{common.group}{RECORD_END}"
     return [
@@ -212,7 +215,8 @@ def after_texts(common: SubAfter, deliveries: Iterable[tuple[TracedDelivery, Con
 
 
 def record_keys(records: Iterable[TraceRecord]) -> set[str]:
-    """Return the keys of a trace message with these records: each message id and each single key."""
+    """Return the keys of a trace message with these records: the id of each traced message, and each of its
+    keys."""
     found: set[str] = set()
     for record in records:
         found.add(record.message_id)
@@ -223,7 +227,8 @@ def record_keys(records: Iterable[TraceRecord]) -> set[str]:
 
 
 def decode_records(text: str) -> DecodedTrace:
-    """Parse the body of a trace message. Never raises: damaged records are counted, and the others are returned."""
+    """Parse the body of a trace message. Never raises: damaged records are counted, and all other records are
+    returned."""
     records: list[TraceRecord] = []
     unreadable = 0
     for line in text.split(RECORD_END):
@@ -233,7 +238,7 @@ def decode_records(text: str) -> DecodedTrace:
             continue
         try:
             records.append(read(fields))
-        except (IndexError, ValueError):  # too few fields, or text in place of a number
+        except (IndexError, ValueError):  # the record has too few fields, or text in place of a number
             unreadable += 1
     return DecodedTrace(records, unreadable)
 
@@ -248,7 +253,8 @@ def _fields(record: TraceRecord) -> Sequence[str]:
                 *((record.client_host,) if record.client_host else ()),
             )  # fmt: skip
         case SubBefore():
-            # RocketMQ's reader drops empty fields at the end, and then cannot read the record.
+            # The last field must not be empty: RocketMQ's reader drops empty fields at the end, and then cannot read
+            # the record.
             values = (
                 "SubBefore", record.time_ms, record.region, record.group, record.request_id, record.message_id,
                 record.retry_times, record.keys or ABSENT,
@@ -273,7 +279,7 @@ def _fields(record: TraceRecord) -> Sequence[str]:
 
 
 def _beginning(record: Pub | EndTransaction) -> Sequence[object]:
-    """Return the fields with which both kinds of records begin."""
+    """Return the fields with which Pub records and EndTransaction records begin."""
     return (
         record.time_ms, record.region, record.group, record.topic, record.message_id, _given(record.tags),
         _given(record.keys), record.store_host,

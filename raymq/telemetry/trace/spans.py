@@ -1,4 +1,4 @@
-"""OpenTelemetry spans around sends, polls and listener calls, and their context in the messages.
+"""OpenTelemetry spans around sends, polls and listener calls, and the spans' context in the messages.
 
     send T      PRODUCER   a message; the properties `traceparent`, `tracestate` and `baggage` carry its context
                 CLIENT     several messages sent together: one span, one context for all of them
@@ -6,13 +6,14 @@
     settle T    CLIENT     a commit of a pull consumer: only if the logger raymq.trace is at DEBUG
     process T   CONSUMER   a listener call: the child of its message's context, or with links to several contexts
 
-A process has spans if it sets a tracer provider before it connects, or in a listener's process before the listener is
-loaded. `spans_if_set` checks this once; a process without spans pays one comparison per call. The module imports
-OpenTelemetry only after the program has imported it. Retries, dead letters and replays keep a message's properties, and
-so its context. The context of a Java client's message in the property TRACE_CONTEXT is also read.
+A client has spans if its process sets a tracer provider before the client connects. A listener has spans if its process
+sets a tracer provider before the listener is loaded. `spans_if_set` checks this once; a process without spans pays one
+comparison per call. The module imports OpenTelemetry only if the program has imported it. Retries, dead letters and
+replays keep a message's properties, and so its context. The context of a Java client's message in the property
+TRACE_CONTEXT is also read.
 
-Names and attributes follow OpenTelemetry's conventions for messaging. They are spelled out here because the conventions
-are still changing (spec/ecosystem.md §2d).
+Names and attributes follow OpenTelemetry's conventions for messaging. They are written as literals in this module
+because the conventions are still changing (spec/ecosystem.md §2d).
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, Tracer
 
 LINKS_MAX: Final = 128
-"""The most links of a span, OpenTelemetry's default limit."""
+"""Maximum number of links of a span. OpenTelemetry's default limit is the same."""
 CARRIED: Final = ("traceparent", "tracestate", "baggage")
-"""The properties that carry a context."""
+"""The message properties that carry a span's context."""
 JAVA_CONTEXT: Final = "TRACE_CONTEXT"
-"""The property in which some Java clients store the value of `traceparent`."""
+"""The message property in which some Java clients store the value of `traceparent`."""
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
 
 _settles: Final = logging.getLogger("raymq.trace")
-"""Its level controls whether commits have spans: there may be one per poll, with little information."""
+"""Logger whose level controls whether commits have spans. By default commits have none, because a program may commit at
+each poll, and the spans contain little information."""
 
 
 def spans_if_set() -> Spans | None:
-    """Return the spans of this process; None without a tracer provider."""
+    """Return the object that creates this process's spans; None if the process has no tracer provider."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -65,11 +67,11 @@ class Spans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    # Sends
+    # Spans of sends
 
     def send_begins(self, group: str, messages: Sequence[Message]) -> tuple[Sequence[Message], SendSpan | None]:
-        """Start the span of a send of messages of one topic. Returns the messages with the span's context, and the
-        span. If the span is not recorded, the messages are unchanged and the span is None."""
+        """Start the span of a send of messages of one topic. Returns the messages with the span's context in their
+        properties, and the span. If the span is not recorded, the messages are unchanged and the span is None."""
         from opentelemetry import propagate, trace
 
         topic, count = messages[0].topic, len(messages)
@@ -86,11 +88,11 @@ class Spans:
         propagate.inject(carrier, trace.set_span_in_context(span))
         return _with_context(messages, carrier), SendSpan(span, count)
 
-    # Deliveries
+    # Spans of deliveries
 
     def received(self, group: str, topic: str, found: Any, began_ns: int) -> None:
-        """Record a poll that began at `began_ns`, ns since 1970. `found`: its messages of `topic` as a list, or as a
-        table, which is only counted."""
+        """Record the span of a poll that began at `began_ns`, in ns since 1970. `found`: the messages of `topic` that
+        the poll returned, as a list or as a table. The messages of a table are only counted."""
         from opentelemetry import trace
 
         messages = found if isinstance(found, list) else []
@@ -108,8 +110,8 @@ class Spans:
         span.end()
 
     def settled(self, group: str, topics: Iterable[str], began_ns: int) -> None:
-        """Record a durable commit of a group's offsets in `topics` that began at `began_ns`, ns since 1970. Does
-        nothing unless the logger raymq.trace is at DEBUG."""
+        """Record the span of a durable commit of a group's offsets in `topics`. The commit began at `began_ns`, in ns
+        since 1970. Does nothing unless the logger raymq.trace is at DEBUG."""
         if not _settles.isEnabledFor(logging.DEBUG):
             return
         from opentelemetry import trace
@@ -121,7 +123,7 @@ class Spans:
             ).end()
 
     def process_begins(self, group: str, messages: Sequence[MessageExt]) -> Processing:
-        """Begin the span of a listener call with these messages, at least one, and make it the current span."""
+        """Begin the span of a listener call with `messages` (at least one), and make it the current span."""
         from opentelemetry import context as contexts, trace
 
         first, count = messages[0], len(messages)
@@ -150,14 +152,14 @@ class Spans:
 
 
 class Processing(Struct, eq=False):
-    """A listener call in progress: its span, and the token that restores the previous context."""
+    """The span of a listener call in progress, and the token that restores the previous context."""
 
     span: Span
     token: Any
 
     def end(self, error: str) -> None:
-        """End the span, in the thread that began it. `error`: why the messages were not consumed; empty if they were
-        consumed."""
+        """End the span of the listener call, in the thread that began it. `error`: why the messages were not consumed;
+        empty if they were consumed."""
         from opentelemetry import context as contexts
 
         contexts.detach(self.token)
@@ -167,15 +169,17 @@ class Processing(Struct, eq=False):
 
 
 class SendSpan:
-    """The span of one send of `count` messages. It ends when all of them have ended. Thread-safe."""
+    """The span of one send of `count` messages. The span ends after all messages have succeeded or failed.
+    Thread-safe."""
 
     def __init__(self, span: Span, count: int) -> None:
         self._span, self._left = span, count
         self._lock = threading.Lock()
-        """Guards the span: parts of the messages may end in several threads."""
+        """Guards the span, because the messages of one send may complete in several threads."""
 
     def fail(self, error: BaseException) -> None:
-        """End the span with an error, because the messages could not be handed over. Nothing if the span has ended."""
+        """End the span with an error, because the messages could not be passed to the sender. Does nothing if the span
+        has ended."""
         with self._lock:
             if self._left > 0:
                 self._left = 0
@@ -183,7 +187,8 @@ class SendSpan:
                 self._span.end()
 
     def ended(self, count: int, outcome: Any) -> None:
-        """Note that `count` messages have ended. `outcome` is an error, or its method `results` makes SendResults."""
+        """Record that `count` messages have succeeded or failed. `outcome` is an exception, or an object whose method
+        `results` returns the SendResults."""
         with self._lock:
             if self._left > 0:
                 self._left -= count
@@ -240,7 +245,8 @@ def _of_message(message: Message | MessageExt) -> dict[str, Any]:
 
 
 def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Sequence[Message]:
-    """Return the messages with a context in their properties. A message that has a `traceparent` keeps it."""
+    """Return the messages with the context `carrier` added to their properties. A message that already has a
+    `traceparent` keeps its own context."""
     if not carrier:
         return messages
     if isinstance(messages, MessageColumns):
@@ -257,7 +263,7 @@ def _with_context(messages: Sequence[Message], carrier: Mapping[str, str]) -> Se
 
 
 def _context_of(message: MessageExt) -> Context | None:
-    """Return the context in a message's properties; None without one."""
+    """Return the span context from a message's properties; None if the properties contain none."""
     from opentelemetry import propagate
 
     properties = message.properties
@@ -268,7 +274,8 @@ def _context_of(message: MessageExt) -> Context | None:
 
 
 def _links(messages: Iterable[MessageExt]) -> list[Link]:
-    """Return links to the contexts of messages, each context once, at most LINKS_MAX."""
+    """Return span links to the contexts of messages. Each context is linked once; the result has at most LINKS_MAX
+    links."""
     from opentelemetry.trace import Link, get_current_span
 
     links: dict[int, Link] = {}

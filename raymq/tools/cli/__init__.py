@@ -1,11 +1,11 @@
-"""The command `raymq`: servers, topics, groups, and messages from a shell.
+"""The command `raymq`: manages servers, topics, groups and messages from a shell.
 
-Commands print tables for people, and JSON with `--json`. Each noun has a module with its commands. A function becomes a
-command by the decorator `raymq.tools.cli.terminal.command.command`.
+Commands print tables for people, and JSON with `--json`. Each noun has a module with its commands. The decorator
+`raymq.tools.cli.terminal.command.command` turns a function into a command.
 
-`raymq job` has the finished jobs of raydp_jobs.jobs. Each job is a file with its own command, so that
-``python -m raydp_jobs.jobs.archive`` has the same options and help. A file is imported when its command is used, so
-that other commands do not load Spark.
+`raymq job` contains the finished jobs of raydp_jobs.jobs. Each job is a file with its own command, so that ``python -m
+raydp_jobs.jobs.archive`` has the same options and help. A job's file is imported when its command is used, so that
+other commands do not load Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODULES: Final = {
 
 
 class JobCommands(MutableMapping[str, click.Command]):
-    """The commands of the jobs by name, each imported on first use. click may add commands."""
+    """The commands of the jobs by name; each is imported when it is first used. click may add commands."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command | None] = dict.fromkeys(_MODULES)

@@ -1,4 +1,5 @@
-"""`raymq browse`, `track`, `trace`, `delayed` and `transactions`: views of messages, without a group."""
+"""`raymq browse`, `track`, `trace`, `delayed` and `transactions`: commands that show messages without a
+consumer group."""
 
 from __future__ import annotations
 

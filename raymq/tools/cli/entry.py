@@ -1,7 +1,7 @@
 """The command `raymq`, to which each module adds its commands, and the exit codes of `raymq` and of every job.
 
-Exit codes: 0 done, 1 refused or failed (one line on standard error gives the reason and the remedy), 2 wrong usage, 130
-interrupted.
+Exit codes: 0 success; 1 refused or failed (one line on standard error gives the reason and the remedy); 2 wrong usage;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def cli(namespace: str | None) -> None:
 
 
 def main() -> NoReturn:
-    """Run `raymq`, as the installed console script does."""
+    """Run the command `raymq`. The installed console script calls this function."""
     run_command(cli)
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Run a command with the process's arguments and end the process with the command's exit code."""
+    """Run a command with the process's arguments, and exit the process with the command's exit code."""
     if not sys.stdout.isatty():
-        out.width = 200  # a file has no width, and a folded cell is hard to search for
+        out.width = 200  # output to a file has no width, and text that is wrapped in a cell is hard to search for
     try:
         code = command.main(standalone_mode=False)
     except click.ClickException as error:
@@ -55,5 +55,5 @@ def run_command(command: click.Command) -> NoReturn:
         say_error("interrupted")
         sys.exit(130)
     finally:
-        sys.stdout = sys.stderr  # Ray may print until the process has ended
+        sys.stdout = sys.stderr  # Ray may print until the process exits
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""`raymq group`: consumer groups, their offsets, configuration, members and statistics."""
+"""`raymq group`: manage consumer groups: their offsets, configuration, members and statistics."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def group_delete(admin: Admin, group_name: str) -> CommandResult:
 
 
 def _reset_arguments(text: str) -> dict[str, Any]:
-    """The value of `--to` as arguments of Admin.reset_offsets."""
+    """Parse the value of `--to` into keyword arguments of Admin.reset_offsets."""
     if text in ("earliest", "latest"):
         return {"to": text}
     if text.isdecimal():

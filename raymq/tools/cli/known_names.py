@@ -1,9 +1,9 @@
-"""`raymq completion`, and the names of topics, consumer groups and brokers for completion with TAB.
+"""`raymq completion`, and the cache of topic, consumer group and broker names for completion with TAB.
 
-A query to the cluster takes a second, so completion reads `~/.cache/raymq/names.json` instead. Commands write the names
-that they see to this file. A list of all names replaces the older names, and a single name is added. Names that were
-listed more than a day ago are not used. The file is replaced as a whole, and only its user may read it. Commands do not
-need the file: without the file, TAB completes no names.
+A request to the cluster takes a second, so completion reads `~/.cache/raymq/names.json` instead. Commands write the
+names that they receive from the cluster to this file. A list of all names replaces the older names, and a single name
+is added. Names that were listed more than a day ago are not used. The file is replaced as a whole, and only its user
+may read it. Commands do not need the file: without the file, TAB completes no names.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from raymq.tools.cli.terminal.output import out, say
 Kind = Literal["topics", "groups", "brokers"]
 
 NAMES_MAX: Final = 5000
-"""The most names of a kind that the file keeps."""
+"""Maximum number of names of one kind in the cache file."""
 NAMES_KEPT_S: Final = 86_400.0
 
 
 def names_file() -> Path:
-    """The path of the file, below XDG_CACHE_HOME or ~/.cache."""
+    """Return the path of the cache file, below XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "raymq/names.json"
 
 
 def known_names(kind: Kind) -> list[str]:
-    """The names of a kind that commands saw in the last day, sorted."""
+    """Return the cached names of a kind, sorted. Names that were listed more than a day ago are left out."""
     return _names(_read(), kind)
 
 
 def remember_all_names(kind: Kind, names: Iterable[str]) -> None:
-    """Replace all names of a kind by `names`."""
+    """Replace all cached names of a kind by `names`."""
     _write_names({**_read(), kind: {"seen_s": time.time(), "names": sorted(names)[:NAMES_MAX]}})
 
 
 def remember_name(kind: Kind, name: str) -> None:
-    """Add one name of a kind. The time when the kind was listed stays."""
+    """Add one name of a kind to the cache. The time at which all names of the kind were listed does not change."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -56,7 +56,7 @@ def remember_name(kind: Kind, name: str) -> None:
 
 
 def forget_name(kind: Kind, name: str) -> None:
-    """Remove a name whose object was deleted."""
+    """Remove a name from the cache because its object was deleted."""
     content = _read()
     names = _names(content, kind)
     if name in names:
@@ -65,7 +65,7 @@ def forget_name(kind: Kind, name: str) -> None:
 
 
 def completes(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return the completion function of an argument that is a name of this kind."""
+    """Return the completion function for an argument that is a name of this kind."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in known_names(kind) if name.startswith(incomplete)]
@@ -88,7 +88,7 @@ def _read() -> dict[str, Any]:
     try:
         content = json.loads(names_file().read_bytes())
     except (OSError, ValueError):
-        return {}  # the file does not exist yet, or is not JSON
+        return {}  # the cache file does not exist yet, or is not JSON
     return content if isinstance(content, dict) else {}
 
 
@@ -96,7 +96,7 @@ def _write_names(content: dict[str, Any]) -> None:
     path = names_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # of mode 0600
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp creates the file with mode 0600
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump(content, file)
@@ -105,7 +105,7 @@ def _write_names(content: dict[str, Any]) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError:
-        return  # the command succeeds even if the home directory is full or read-only
+        return  # completion is optional: a command succeeds even if the home directory is full or read-only
 
 
 _VARIABLE: Final = "_RAYMQ_COMPLETE"
@@ -140,7 +140,7 @@ def completion(ctx: click.Context, shell: str, install: bool) -> None:
 
 
 def _install(shell: str, script: str) -> str:
-    """Write the script to a file that new shells read. Returns a line that names the file."""
+    """Write the completion script to a file that new shells read. Returns a line that names the file."""
     if shell == "fish":
         path = Path(_FISH).expanduser()
         _write(path, script)

@@ -1,7 +1,7 @@
-"""Commands about the live members of groups.
+"""Commands about the live members of consumer and producer groups.
 
-`raymq group connections` and `raymq producers` list connected clients, by the clients' heartbeats. `raymq group
-running-info` and `consume-directly` call live members of a group.
+`raymq group connections` and `raymq producers` list the clients that send heartbeats. `raymq group running-info` and
+`consume-directly` call live members of a group.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _as_json(info: RunningInfo) -> dict[str, Any]:
 
 
 def _shown(info: RunningInfo) -> list[str | Table]:
-    """A member's state as texts and tables."""
+    """Return a member's live state as texts and tables."""
     state = " suspended" if info.suspended else ""
     shown: list[str | Table] = [
         f"{info.member or info.client_id}: {info.consume_type} {info.message_model}{state}, client {info.client_id}"

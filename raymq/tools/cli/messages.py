@@ -1,4 +1,4 @@
-"""`raymq send`, `consume`, `receive`, `query` and `recall`: messages from a shell.
+"""`raymq send`, `consume`, `receive`, `query` and `recall`: send and read messages from a shell.
 
 `raymq receive` acknowledges messages one by one, as a simple consumer does.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
 
 JOIN_S: Final = 15.0
-"""Time that `consume --timeout` allows for joining the group and getting the first queues."""
+"""Seconds that `consume --timeout` adds for joining the group and getting the first queues."""
 
 
 @command(cli, quiet=True)
@@ -138,7 +138,7 @@ def consume(
     """
     expression = subscription(tags, condition)
     left = limit
-    # A short --timeout must not end while the consumer still joins the group.
+    # A short --timeout must not expire while the consumer is still joining the group.
     quiet_until_s = time.monotonic() + JOIN_S + (timeout or 0.0)
     with (
         client.pull_consumer(group_name, consume_from=consume_from(start), auto_commit=False) as consumer,
@@ -146,7 +146,8 @@ def consume(
     ):
         consumer.subscribe(topic_name, expression)
         while left is None or left > 0:
-            held = bool(consumer.assignment())  # queues that are assigned during the poll were not polled for its time
+            # if queues were assigned only during the poll, they were not polled for the whole timeout
+            held = bool(consumer.assignment())
             messages = consumer.poll(min(left or 500, 500), 1.0 if timeout is None else max(timeout, 0.1))
             if messages:
                 for message in messages:
@@ -213,7 +214,8 @@ def query(
 
 
 def _message_at(admin: Admin, queue: Any, offset: int, position: str) -> Any:
-    """Return the message at an offset of a queue. `position` names queue and offset in the error if none is there."""
+    """Return the message at `offset` of a queue. `position` is the text for queue and offset in the error if no message
+    exists."""
     result = admin.pull(queue, offset, max_messages=1)
     if not result.messages:
         raise InvalidArgumentError(f"no message is at {position} yet: the queue's next offset is {result.max_offset}")
@@ -272,7 +274,8 @@ def receive(
         with steps() as progress:
             progress(f"receiving from {topic_name}")
             messages = consumer.receive(limit, invisible, wait_s=wait)
-        _received(messages, keep=keep).print(as_json=as_json)  # before the acknowledgement: a failure loses no message
+        # print before the acknowledgement, so that a failed print loses no message
+        _received(messages, keep=keep).print(as_json=as_json)
         if not keep:
             consumer.ack(messages)
     return None

@@ -29,15 +29,15 @@ config_option = click.option(
 
 
 class TimeType(click.ParamType[int]):
-    """A time, as ISO 8601 or as a distance such as -2h or +30m from now, in ms since 1970.
+    """Option type for a time in ms since 1970, given as ISO 8601 or relative to now, such as -2h or +30m.
 
-    Another text raises InvalidArgumentError: exit code 1.
+    A text of another form raises InvalidArgumentError: exit code 1.
     """
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the time in ms since 1970. Raises InvalidArgumentError."""
+        """Return the time in ms since 1970. Raises InvalidArgumentError if the text is not a time."""
         return value if isinstance(value, int) else parse_time(value, time.time_ns() // 1_000_000)
 
 
@@ -47,18 +47,20 @@ TIME: Final = TimeType()
 def number_option(
     option: str, bounds: NumberRange, text: str, default: float | None = None, *, name: str | None = None
 ) -> Callable[[Any], Any]:
-    """Return an option whose value is a number within `bounds`. `text`: its help. `name`: the name of its argument."""
+    """Return an option whose value is a number within `bounds`. `text`: help text. `name`: name of the function's
+    argument, if it differs from the option's."""
     names = [option] if name is None else [option, name]
     return click.option(*names, type=NumberType(bounds), default=default, show_default=True, help=text)
 
 
 def max_option(text: str, bounds: NumberRange = POSITIVE, default: int | None = None) -> Callable[[Any], Any]:
-    """Return the option `--max`, whose value is the argument `limit`."""
+    """Return the option `--max`. The command's function gets its value as the argument `limit`."""
     return number_option("--max", bounds, text, default, name="limit")
 
 
 def subscription_options(verb: str) -> Callable[[Any], Any]:
-    """Return the options --tags and --sql, whose values are the arguments `tags` and `condition`."""
+    """Return the filter options --tags and --sql. The command's function gets their values as the arguments `tags` and
+    `condition`."""
 
     def decorate(function: Any) -> Any:
         sql = click.option(
@@ -73,7 +75,8 @@ def subscription_options(verb: str) -> Callable[[Any], Any]:
 
 
 def subscription(tags: str, condition: str | None) -> Any:
-    """Return the filter expression of `subscription_options`. Raises UsageError if both options are given."""
+    """Return the filter expression for the values of --tags and --sql. Raises UsageError if both options are
+    given."""
     from raymq.records.filters.sql import sql
 
     if condition is None:
@@ -94,7 +97,7 @@ start_option = click.option(
 
 
 def consume_from(start: str) -> ConsumeFromWhere:
-    """Return the start of a new group for the value of `start_option`."""
+    """Return the position at which a new group begins, for the value of `start_option`."""
     from raymq.common.message import ConsumeFromWhere
 
     return ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if start == "first" else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

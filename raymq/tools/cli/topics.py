@@ -1,4 +1,4 @@
-"""`raymq topic`: topics, their queues, permissions and statistics."""
+"""`raymq topic`: manage topics, their queues, permissions and statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PERMISSIONS: Final = {"R": PERM_READ, "W": PERM_WRITE}
 
 _SHOWN: Final = (MESSAGE_TYPE, RESERVE_TIME, CLEANUP_POLICY)
-"""The attributes that a list of topics shows."""
+"""The topic attributes that `raymq topic list` shows."""
 
 type_option = click.option(
     "--type",
@@ -36,12 +36,12 @@ retention_option = click.option(
 
 
 def _seconds(retention: str | None) -> float | None:
-    """The value of --retention in seconds."""
+    """Convert the value of --retention to seconds."""
     return None if retention is None else 0.0 if retention == "0" else parse_delay_levels(retention)[0] / 1000
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """The options that the user gave."""
+    """Return only the options that the user gave (not None)."""
     return {key: value for key, value in options.items() if value is not None}
 
 

@@ -1,6 +1,7 @@
-"""create_app: the console as an ASGI application. ConsoleServer: uvicorn in a thread, which serves the application.
+"""`create_app` builds the web console as an ASGI application. ConsoleServer serves this application by uvicorn in a
+thread.
 
-The actor `console` and the tests use both. Ray Serve needs the application only.
+The actor `console` and the tests use both. Ray Serve needs only the application.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ from raymq.tools.console.web.console import Console
 from raymq.tools.console.web.render import STATIC_DIRECTORY
 
 FILES_KEPT_S: Final = 365 * 86_400
-"""Addresses of files change with their content, so browsers may keep them."""
+"""Seconds for which browsers may cache static files. The address of a static file changes with its content."""
 
 
 def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
-    """Return the console for one cluster.
+    """Build the web console of one cluster as an ASGI application.
 
-    Its lifespan samples the cluster's figures. A server without lifespans leaves the charts empty. Sessions are in this
-    object, so all requests must come to one process with one event loop.
+    While the application's lifespan runs, the console samples the cluster's metrics for its charts. A server without
+    lifespan support leaves the charts empty. Sessions are stored in this object, so all requests must be sent to one
+    process with one event loop.
     """
     console = Console(cluster, settings)
 
@@ -57,7 +59,7 @@ def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Console]]:
         sampling = asyncio.create_task(console.sample_figures())
         try:
-            yield {"console": console}  # ConsoleServer finds it there
+            yield {"console": console}  # ConsoleServer reads the console from this lifespan state
         finally:
             sampling.cancel()
             console.close()
@@ -74,7 +76,7 @@ def create_app(cluster: ConsoleCluster, settings: ConsoleSettings) -> ASGIApp:
 
 
 def console_routes(base_path: str = "") -> list[BaseRoute]:
-    """Return all addresses of the console."""
+    """Return the routes of all pages and endpoints of the console."""
     routes: list[BaseRoute] = [
         Route("/healthz", healthz),
         Route("/favicon.ico", favicon),
@@ -97,41 +99,41 @@ def console_routes(base_path: str = "") -> list[BaseRoute]:
 
 
 async def healthz(request: Request) -> Response:
-    """Answer "ok" while the console itself runs. The pages show if the cluster runs."""
+    """Respond "ok" while the console process runs. The pages show whether the cluster runs."""
     return PlainTextResponse("ok\n")
 
 
 async def favicon(request: Request) -> Response:
-    """Return the icon, for browsers that ask for it at this fixed address."""
+    """Return the icon for browsers that request it at the fixed address /favicon.ico."""
     return FileResponse(STATIC_DIRECTORY / "favicon.svg", media_type="image/svg+xml")
 
 
 class KeptFiles(StaticFiles):
-    """Files that browsers cache."""
+    """Static files that browsers may cache."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
-        """Return a file, with the time for which browsers may cache it."""
+        """Return a static file with a header that states how long browsers may cache it."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers["Cache-Control"] = f"private, max-age={FILES_KEPT_S}, immutable"
         return response
 
 
 CONSOLE_GRACE_S: Final = 5
-"""Requests that are under way get so long to end when the server stops."""
+"""Seconds that running requests have to finish when the console's server stops."""
 CONSOLE_STOP_S: Final = 20.0
 
 
 class ConsoleServer(uvicorn.Server):
-    """A server of the console, on a socket that its caller has bound.
+    """The web server of the console, on a socket that the caller has bound.
 
-    A stop ends the live tails first: uvicorn waits for open connections, and connections of tails do not end by
-    themselves.
+    When it stops, it first ends the live tails: uvicorn waits for open connections, and a live tail never closes its
+    connection by itself.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket, **config: Any) -> None:
-        """`config`: further arguments of uvicorn.Config, such as ssl_certfile."""
+        """`listening`: the bound socket. `config`: further arguments of uvicorn.Config, such as ssl_certfile."""
         super().__init__(
             uvicorn.Config(app, lifespan="on", log_level="warning", timeout_graceful_shutdown=CONSOLE_GRACE_S, **config)
         )
@@ -141,18 +143,18 @@ class ConsoleServer(uvicorn.Server):
         )
 
     def start(self) -> None:
-        """Serve in a new thread. Connections that come before the server is ready wait."""
+        """Serve in a new thread. Connections that arrive before the server is ready wait in the socket's queue."""
         self._listening.listen()
         self._thread.start()
 
     def stop(self) -> bool:
-        """Stop serving within CONSOLE_STOP_S. Returns True if the server has stopped."""
+        """Stop the server. Waits at most CONSOLE_STOP_S; returns False if the server still runs after that."""
         self.should_exit = True
         self._thread.join(CONSOLE_STOP_S)
         return not self._thread.is_alive()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the live tails, then let uvicorn end the other connections."""
+        """End the live tails, then let uvicorn close the other connections."""
         console = self.lifespan.state.get("console")
         if console is not None:
             console.close_streams()

@@ -1,4 +1,4 @@
-"""ConsoleCluster: the cluster that the console shows and changes."""
+"""ConsoleCluster, the cluster that the web console shows and changes, and the data classes of its pages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from raymq.common.protocol.status import ClusterStatus, PushInstanceReport
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica of a broker group. `role`: "master", "slave", or "" while unknown. `lag_bytes`, `lag_s`: how far the
-    replica is behind its master, None if unknown. `error`: empty if the replica's actor answers."""
+    """One replica of a broker group. `role`: "master", "slave", or "" while unknown. `lag_bytes`, `lag_s`: replication
+    lag behind the master, None if unknown. `error`: empty if the replica's actor answers."""
 
     actor: str
     node: str
@@ -27,8 +27,8 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroupView:
-    """A broker group. `master`: the storage actor that leads, None without a master. `reason`: what is wrong, in words;
-    else empty. `writable`: messages may be sent to the group's topics."""
+    """The state of a broker group. `master`: the storage actor that is the master, None without a master. `reason`: a
+    description of what is wrong; else empty. `writable`: messages may be sent to the group's topics."""
 
     name: str
     ready: bool
@@ -43,8 +43,8 @@ class BrokerGroupView:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """A NameServer, the Controller, a Rebalance actor, a Pull actor or the console. `state`: in words. `error`: empty
-    if the server answers."""
+    """The state of a server: a NameServer, the Controller, a Rebalance actor, a Pull actor or the console. `state`: a
+    text for people. `error`: empty if the server answers."""
 
     actor: str
     kind: str
@@ -55,10 +55,10 @@ class ServerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster: its `status`, and rows for its broker groups and its other servers.
+    """The state of the cluster: its `status`, and rows for its broker groups and its other servers.
 
-    `nodes`: the addresses of the nodes that can be drained, True for a drained node. `settings`: the settings that the
-    servers report, by name.
+    `nodes`: the addresses of the nodes that can be drained; the value is True for a drained node. `settings`: the
+    settings that the servers report, by name.
     """
 
     name: str
@@ -70,15 +70,15 @@ class ClusterView:
 
     @property
     def problems(self) -> list[str]:
-        """The failures that `raymq status` shows, a sentence each: where, what, and what to do."""
+        """The failures that `raymq status` shows, one sentence each: where, what, and what to do."""
         failures = [one for one in self.status.problems if one.state == "fail"]
         return [": ".join(filter(None, (one.where, f"{one.seen}; {one.do}"))) for one in failures]
 
 
 @dataclass(frozen=True, slots=True)
 class PushInstances:
-    """The push-consumer instances of one group. `nodes`: the address of a Pull actor's node, by the actor's name.
-    `missing`: the Pull actors that did not answer, a sentence each."""
+    """The push-consumer instances of one group. `nodes`: the node address of each Pull actor, by the actor's name.
+    `missing`: a sentence for each Pull actor that did not answer."""
 
     instances: tuple[PushInstanceReport, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
@@ -86,14 +86,15 @@ class PushInstances:
 
     @property
     def owners(self) -> dict[str, str]:
-        """The instance that holds a queue, by the queue's name."""
+        """The instance that consumes each queue, by the queue's name."""
         return {queue: one.instance for one in self.instances for queue in one.holding}
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A change that somebody made or tried: the time `at_ms` (ms since 1970), the user with role and address, the
-    change, and its outcome: "done", or the error in words. `arguments` never hold bodies or tokens."""
+    """A change that a user made or tried in the console: the time `at_ms` (ms since 1970), the user with role and
+    address, the change, and its outcome ("done", or the error text). `arguments` never contain message bodies or
+    tokens."""
 
     at_ms: int
     who: str
@@ -106,18 +107,19 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """Entries of the audit log, newest first. `cursor` continues with older entries; None if there are none."""
+    """A page of audit log entries, newest first. `cursor` continues with older entries; None if no older
+    entries exist."""
 
     entries: tuple[AuditEntry, ...]
     cursor: str | None = None
 
 
 class ClusterControl(Protocol):
-    """The questions and orders of the console that Admin does not have. Calls block, and several threads make them at
+    """The console's requests to the cluster that Admin does not offer. Calls block, and several threads may call at
     once. They raise RaymqError, whose text the page shows."""
 
     def cluster(self) -> ClusterView:
-        """Return the servers and stores. A server that does not answer has its error in its row."""
+        """Return the state of all servers and stores. If a server does not answer, its row contains the error."""
         ...
 
     def push_instances(self, group: str) -> PushInstances:
@@ -125,12 +127,13 @@ class ClusterControl(Protocol):
         ...
 
     def drain(self, node: str, *, drained: bool) -> None:
-        """Order that all replicas leave a node and stay away, or with `drained` False that the node may have replicas
-        again. The call does not wait for the moves; `cluster` shows them."""
+        """Start moving all replicas off a node, and keep new replicas off it. With `drained` False, allow replicas on
+        the node again. The call does not wait for the moves; `cluster` shows them."""
         ...
 
     def balance(self) -> None:
-        """Order that the masters of the broker groups are spread over the nodes. The call does not wait for that."""
+        """Start spreading the masters of the broker groups over the nodes. The call does not wait until the masters
+        have changed."""
         ...
 
     def record_audit(self, entry: AuditEntry) -> None:
@@ -138,17 +141,18 @@ class ClusterControl(Protocol):
         ...
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> AuditPage:
-        """Return at most `limit` entries of the audit log, newest first. `cursor`: of the page before."""
+        """Return at most `limit` entries of the audit log, newest first. `cursor`: the cursor of the previous page;
+        None for the first page."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleCluster:
-    """The cluster that the console shows. Its calls block: the pages make them in a bounded pool of threads
-    (raymq.tools.console.web.snapshots), each with a timeout.
+    """The cluster that the console shows. Its calls block, so the pages call it in a bounded pool of threads
+    (raymq.tools.console.web.snapshots), each call with a timeout.
 
-    `admin` answers the pages' questions and makes their changes; `producer` sends and recalls messages; `control` does
-    what needs the cluster's actors.
+    `admin` answers the pages' queries and makes their changes; `producer` sends and recalls messages; `control` makes
+    the requests that need the cluster's actors.
     """
 
     admin: Admin

@@ -1,4 +1,4 @@
-"""The settings of the console's application."""
+"""ConsoleSettings: the settings of the web console's application."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ DEFAULT_TAIL_RATE: Final = 50
 
 
 def no_secret(given: str) -> str:
-    """The check of a console without secrets that can be guessed: "", which is no role."""
+    """Default check of secrets: return "", no role, for a console without secrets that can be guessed."""
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """The rights of those who log in, and a few bounds.
+    """Settings of the console's application: the rights of users, and some limits.
 
-    `is_admin` tells if a text is the admins' token, in constant time (raymq.tools.console.security.tokens makes it);
-    `viewer_token` is that of people who only look, None for nobody. `guarded` returns the name of the role that a text
-    gives which can be guessed, and bounds the guesses (raymq.tools.console.security.tokens.GuardedCheck).
-    `open_to_all`: the cluster has no tokens, and everybody who reaches the console is an admin; whoever starts it so
-    binds it to loopback.
+    `is_admin` checks in constant time whether a text is the admins' token (raymq.tools.console.security.tokens creates
+    this function). `viewer_token` is the token of users who may only read; None: no viewers. `guarded` checks secrets
+    that can be guessed: it returns the name of the role that a text gives, and limits the number of guesses
+    (raymq.tools.console.security.tokens.GuardedCheck). `open_to_all`: the cluster has no tokens, and everybody who can
+    connect to the console is an admin; the program that starts the console this way must bind it to loopback.
 
-    `base_path` is "" or begins with a slash and does not end with one. `secure`: cookies are for TLS only.
-    `show_bodies`: viewers see messages' bodies. `read_only`: nobody changes anything. `tail_rate` messages a second at
-    most go to the `max_viewers` of live tails. A page refreshes its figures every `refresh_s`, one
-    with a long list half as often.
+    `base_path` is "" or begins with a slash and does not end with one. `secure`: cookies are sent over TLS only.
+    `show_bodies`: viewers see message bodies. `read_only`: no user may change anything. `tail_rate` is the maximum
+    number of messages per second of a live tail, `max_viewers` the maximum number of viewers of all live tails. A page
+    refreshes itself every `refresh_s` seconds, a page with a long list half as often.
     """
 
     is_admin: Callable[[str], bool]

@@ -1,7 +1,7 @@
-"""Takes the doctor's snapshot, runs all checks, and makes the repairs of `raymq doctor --fix`.
+"""Take the doctor's snapshot, run all checks, and make the repairs of `raymq doctor --fix`.
 
-Repairs change permissions and create missing directories, on this machine only. Each repair is safe while servers run
-and can be undone by hand. Repairs change no file's content and delete nothing.
+Repairs change permissions and create missing directories, on this machine only. Each repair is safe while servers run,
+and can be undone by hand. Repairs neither change the content of a file nor delete anything.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CHECKS = (*MACHINE_CHECKS, *NODE_CHECKS, *CLUSTER_CHECKS, *METRICS_CHECKS)
 
 
 def examine(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Return the findings of all checks."""
+    """Run all checks on a snapshot and return their findings."""
     return run_checks(CHECKS, snapshot)
 
 
 def take_snapshot(
     settings: ClusterSettings, address: str | None, prometheus: str | None, progress: ProgressCallback
 ) -> DoctorSnapshot:
-    """Collect facts about this machine, and about the Ray cluster and the raymq at `address` if they run.
+    """Collect facts about this machine, and about the Ray cluster and raymq at `address` if they run.
 
-    `settings` name the directories of stores while no raymq runs, and the limits of disk usage. Raises nothing for a
-    server that is missing or does not answer: the snapshot has the error.
+    `settings` name the store directories if raymq does not run, and the limits of disk usage. If a server is missing or
+    does not answer, no error is raised: the snapshot contains the error.
     """
     named = None if prometheus is None else collect_prometheus(prometheus)
     try:
@@ -108,7 +108,7 @@ def _cluster(settings: ClusterSettings, status: ClusterStatus) -> ClusterFacts |
 
 
 def _store_directories(status: ClusterStatus) -> list[Path]:
-    """Return the directories of the running stores, on all nodes."""
+    """Return the directories that contain the running stores, on all nodes."""
     roots = {str(Path(store.root).parent) for store in status.stores if not store.error}
     return [Path(root) for root in sorted(roots)]
 
@@ -129,7 +129,7 @@ PRIVATE_DIRECTORY: Final = 0o700
 
 
 def fix(machine: MachineFacts) -> list[str]:
-    """Make the safe repairs that the facts show. Returns a line for each repair, also for a failed repair."""
+    """Make the safe repairs that `machine` needs. Returns one line for each repair, including failed repairs."""
     done = []
     if machine.token_mode is not None and machine.token_mode & 0o077:
         done.append(_make_private(Path(machine.token_path)))

@@ -1,6 +1,6 @@
-"""The snapshot for the doctor's checks: plain values, which tests can write by hand.
+"""The snapshot of facts that the doctor's checks examine: plain values, so that tests can write a snapshot by hand.
 
-If a collector cannot find out a fact, it sets an `error` or leaves the value None. The checks then report the fact as
+If a collector cannot determine a fact, it sets an `error` or leaves the value None. The checks then report the fact as
 unknown.
 """
 
@@ -14,14 +14,15 @@ from raymq.common.protocol.status import ClusterStatus
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFacts:
-    """A directory that has stores, or will have stores.
+    """Facts about a directory that contains stores, or will contain stores.
 
-    `existing_path`: the directory, or its nearest existing parent. Disk, file system and flush times are facts about
-    this path. `used_ratio`: the used part of the disk, 0 to 1, as the store computes it. `max_used_ratio`: the setting
-    above which the store deletes old messages at any hour. `refuse_ratio`: the setting above which the store refuses
-    messages. `readable`: a few files that other users may read, or directories that they may enter; `readable_count`:
-    the number of all these files and directories. `locks`: store directory to the pid that holds its lock. `fiemap`:
-    True if the file system reports written blocks. `fdatasync_ms`: the times of small flushes, ascending.
+    `existing_path`: the directory, or its nearest existing parent. The facts about disk, file system and flush times
+    describe this path. `used_ratio`: the used share of the disk, 0 to 1, as the store computes it. `max_used_ratio`:
+    the used share above which the store deletes old messages at any hour. `refuse_ratio`: the used share above which
+    the store refuses messages. `readable`: a few files that other users may read, or directories that they may enter;
+    `readable_count`: the number of all these files and directories. `locks`: the pid that holds the lock of each store
+    directory. `fiemap`: True if the file system reports written blocks. `fdatasync_ms`: the durations of small flushes,
+    ascending.
     """
 
     path: str
@@ -45,11 +46,13 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts about a machine from one process on it: the process of the command, or a Ray task on a node.
+    """Facts about a machine, collected by a process on this machine: the process of the command, or a Ray task on a
+    node.
 
-    `copies`: package to its folders on the import path, in the order of the import path. `floors_missing`: packages of
-    the servers that this installation lacks. `token_digest`: a digest to compare tokens, which does not reveal a token.
-    `token_mode`: None without a token file. `socket_path_bytes`: the length of the longest path of Ray's sockets.
+    `copies`: for each package, the folders of the import path that contain it, in the order of the import path.
+    `floors_missing`: server packages that this installation lacks. `token_digest`: a digest for comparing tokens; it
+    does not reveal the token. `token_mode`: the mode of the token file; None without a token file. `socket_path_bytes`:
+    the length of the longest path of Ray's sockets.
     """
 
     host: str
@@ -73,9 +76,9 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class LaneFacts:
-    """An attempt to open a lane from a node to a server.
+    """The result of an attempt to open a lane (direct socket connection) from a node to a server.
 
-    `error`: empty if the lane opened. `has_tcp`: False if the server has no lane for other nodes.
+    `error`: empty if the lane was opened. `has_tcp`: False if the server has no lane for other nodes.
     """
 
     server: str
@@ -88,9 +91,9 @@ class LaneFacts:
 class NodeFacts:
     """Facts about a Ray node.
 
-    `machine`: the result of a task on the node; None, with an `error`, if the task returned no result. `skew_ms`: the
-    node's clock minus the head's clock, with an error of up to `skew_error_ms`. `board`: True if this Ray session has
-    the Grafana dashboard; None if unknown, and on all nodes but the head.
+    `machine`: the facts that a task on the node collected; None, with an `error`, if the task returned no result.
+    `skew_ms`: the node's clock minus the head's clock, with an error of up to `skew_error_ms`. `board`: True if this
+    Ray session has the Grafana dashboard; None if unknown, and on all nodes except the head.
     """
 
     node_id: str
@@ -108,9 +111,10 @@ class NodeFacts:
 class GroupFacts:
     """Facts about a consumer group.
 
-    `members`: the number of connected consumers. `slowest_topic`: the topic with the group's oldest unread message;
-    `lag_ms` is this message's age, and `retention_ms` the time for which the topic keeps messages (None: without
-    limit). `lost`: the number of messages that were deleted before the group read them.
+    `members`: the number of connected consumers. `slowest_topic`: the topic with the group's oldest unread message,
+    relative to the topic's retention. `lag_ms` is the age of this message, and `retention_ms` the time for which the
+    topic keeps messages (None: without limit). `lost`: the number of messages that were deleted before the group read
+    them.
     """
 
     group: str
@@ -126,7 +130,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """Ray's settings for the nodes' health checks."""
+    """Ray's health-check settings, with which Ray detects lost nodes."""
 
     period_ms: int
     timeout_ms: int
@@ -137,8 +141,8 @@ class HealthChecks:
 class ClusterFacts:
     """Facts about a running raymq.
 
-    `status`: the report of `raymq status`. `groups_left_out`: the number of consumer groups without facts, because
-    there were too many groups or no time was left.
+    `status`: the report of `raymq status`. `groups_left_out`: the number of consumer groups that were not examined,
+    because there were too many groups or the time was used up.
     """
 
     status: ClusterStatus
@@ -151,7 +155,7 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPort:
-    """A node's metrics port. `servers`: the raymq actors with a fresh `raymq_up` at this port.
+    """A node's metrics port. `servers`: the raymq actors for which this port reports a fresh `raymq_up`.
 
     Ray's agent drops a gauge that was not set for 20 s.
     """
@@ -164,7 +168,7 @@ class MetricsPort:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusFacts:
-    """The Prometheus that --prometheus names. `rules`: the names of its alert rules."""
+    """The Prometheus server that --prometheus names. `rules`: the names of its alert rules."""
 
     url: str
     error: str = ""
@@ -173,10 +177,11 @@ class PrometheusFacts:
 
 @dataclass(frozen=True, slots=True)
 class DoctorSnapshot:
-    """All facts for the checks.
+    """All facts that the checks examine.
 
-    `ray_error`: the reason why there are no nodes. `cluster_error`: the reason why there is no cluster. `named`: True
-    if an address names the Ray cluster, so that a missing Ray cluster is a fault. `metrics_enable`: the setting.
+    `ray_error`: the reason why there are no facts about nodes. `cluster_error`: the reason why there are no facts about
+    the cluster. `named`: True if the user gave the address of a Ray cluster, so that a missing Ray cluster is a fault.
+    `metrics_enable`: the setting metrics.enable.
     """
 
     machine: MachineFacts

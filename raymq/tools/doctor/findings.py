@@ -1,4 +1,4 @@
-"""The findings of checks: what a check saw, how bad it is, and what to do."""
+"""The findings of checks: what a check found, how bad it is, and what to do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from raymq.tools.doctor.facts import DoctorSnapshot
 
 HERE: Final = "here"
-"""The place of a finding about the machine on which the command runs."""
+"""The `where` of a finding about the machine on which the command runs."""
 PLACES_SHOWN: Final = 5
-"""The most places in one row."""
+"""Maximum number of places (machines, actors or groups) that one row of findings names."""
 
 
 class State(Enum):
-    """SKIP: the check needs a server that does not run. WARN: a likely cause of later faults. FAIL: a part does not
-    work, or a message may be lost or read by strangers."""
+    """The result of a check. SKIP: the check needs a server that does not run. WARN: a likely cause of later faults.
+    FAIL: a part of the system does not work, or a message may be lost or be read by other users."""
 
     SKIP = "skip"
     OK = "ok"
@@ -27,7 +27,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check at one place: a machine's address, an actor or a group; empty for the whole cluster."""
+    """The result of one check at one place. `where` is the address of a machine, an actor or a group; empty for the
+    whole cluster."""
 
     check: str
     state: State
@@ -41,8 +42,8 @@ Judge = Callable[[DoctorSnapshot], list[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check with its name. It is skipped if the snapshot lacks `needs`: "machine", "nodes", "cluster" or
-    "prometheus"."""
+    """A check with its name. The check is skipped if the snapshot does not contain the facts that it `needs`:
+    "machine", "nodes", "cluster" or "prometheus"."""
 
     name: str
     needs: str
@@ -50,28 +51,29 @@ class Check:
 
 
 def finding(state: State, seen: str, do: str = "", where: str = "") -> Finding:
-    """Return a finding without the name of its check, which `run_checks` adds."""
+    """Create a finding without the name of its check. `run_checks` adds the name."""
     return Finding("", state, seen, "" if state is State.OK else do, where)
 
 
 def ok(seen: str, where: str = "") -> Finding:
-    """Return a finding that the check passed."""
+    """Create the finding of a passed check."""
     return finding(State.OK, seen, where=where)
 
 
 def warn(seen: str, do: str, where: str = "") -> Finding:
-    """Return a finding about a likely cause of later faults."""
+    """Create a warning: a finding about a likely cause of later faults."""
     return finding(State.WARN, seen, do, where)
 
 
 def fail(seen: str, do: str, where: str = "") -> Finding:
-    """Return a finding about a part that does not work, or about messages in danger."""
+    """Create a failure: a finding about a part that does not work, or about messages in danger."""
     return finding(State.FAIL, seen, do, where)
 
 
 def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Finding]:
-    """Return the findings of all checks, in order. A skipped check has one finding with the reason."""
-    # A reason's text after the colon is advice for a user who needs a cluster, which the doctor does not.
+    """Run all checks in order, and return their findings. A skipped check has one finding with the reason."""
+    # Drop the text after the colon of a reason: it is advice for users who need a cluster, but the doctor also works
+    # without one.
     missing = {
         "nodes": "" if snapshot.nodes else snapshot.ray_error.partition(": ")[0] or "no Ray cluster runs",
         "cluster": "" if snapshot.cluster else snapshot.cluster_error.partition(": ")[0] or "no raymq runs",
@@ -86,7 +88,7 @@ def run_checks(checks: Iterable[Check], snapshot: DoctorSnapshot) -> list[Findin
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge equal findings of a check at several places into one finding.
+    """Merge findings of a check that are equal except for their places into one finding.
 
     `where` of a merged finding is the number of places if the check passed, else the names of the first places.
     """
@@ -98,7 +100,7 @@ def folded(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _places(alike: Sequence[Finding]) -> str:
-    """Return the places of equal findings, for one row."""
+    """Return the text that names the places of equal findings in one row."""
     if alike[0].state is State.OK:
         return f"{len(alike)} places"
     more = len(alike) - PLACES_SHOWN

@@ -1,4 +1,4 @@
-"""The shape of a raymq cluster in Kubernetes: the choices of its user, and the settings that follow."""
+"""The shape of a raymq cluster in Kubernetes: the user's choices, and the raymq settings that follow from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raymq.common.names import BROKER_GROUPS_MAX
 from raymq.common.numbers import NumberRange, check_fields
 
 VOLUMES_MAX: Final = BROKER_GROUPS_MAX
-"""The most volumes: one for each broker group."""
+"""Maximum number of volumes in a cluster: one for each broker group."""
 REPLICAS_MAX: Final = 3
 STORE_LABEL: Final = "raymq-store"
-"""The label of a Ray node with a volume for stores; its value is the store's number."""
+"""The Ray node label of a node with a volume for stores; its value is the store's number."""
 DATA_MOUNT: Final = PurePosixPath("/var/lib/raymq")
 SETTINGS_MOUNT: Final = PurePosixPath("/etc/raymq")
 
@@ -24,10 +24,11 @@ _SIZE = re.compile(r"[1-9][0-9]*(Gi|Ti)")
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """A cluster's name and image, the number of its stores and the size of each volume, such as "200Gi".
+    """The shape of a raymq cluster in Kubernetes: its name and image, the number of its stores, and the size of each
+    volume, such as "200Gi".
 
     `storage_class`: None is the Kubernetes cluster's default. `zones`: store N is in zone N modulo the number of zones;
-    empty sets no zones. Raises InvalidArgumentError for an impossible value.
+    an empty tuple sets no zones. Raises InvalidArgumentError if a value is invalid.
     """
 
     name: str = "raymq"
@@ -49,9 +50,9 @@ class ClusterShape:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of raymq (raymq.yaml).
+        """Return the content of raymq.yaml for a cluster of this shape.
 
-        Each store has a broker group, and each broker group up to three replicas. A message is acknowledged when a
+        Each store has a broker group, and each broker group has up to three replicas. A message is acknowledged when a
         majority of the replicas has it.
         """
         replicas = min(self.stores, REPLICAS_MAX)
@@ -68,5 +69,5 @@ class ClusterShape:
             "console": {
                 "enable": True,
                 "host": "0.0.0.0",
-            },  # an address inside of the pod; network.yaml limits the access
+            },  # an address inside of the pod; network.yaml limits access to it
         }

@@ -1,8 +1,8 @@
-"""The RayCluster: a head, a worker group for each store, and a worker group for computing without a volume.
+"""Generate the RayCluster: a head, a worker group for each store, and a worker group without a volume for computing.
 
 The pod of store 0 runs `raymq up` each time the pod is created. With several replicas the Controller starts missing
-servers, but a cluster with one store has no Controller. After the loss of the head a new Ray cluster starts, and so do
-all worker containers, so that `raymq up` runs again.
+servers, but a cluster with one store has no Controller. If the head is lost, a new Ray cluster starts, and so do all
+worker containers, so that `raymq up` runs again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ DASHBOARD_PORT: Final = 8265
 CONSOLE_PORT: Final = 8270
 
 GRACE_PERIOD_S: Final = 60
-"""Time for the stores of a pod to close, in seconds."""
+"""Seconds that the stores of a pod have to close before Kubernetes kills the pod."""
 COMPUTE_NODES_MAX: Final = 10
 USERS_GROUP: Final = 100
-"""The group of the user `ray` in Ray's images. The user must be able to write to the volumes."""
+"""Group id of the user `ray` in Ray's images. The volumes get this group, because the user `ray` must be able to write
+to them."""
 RESOURCES: Final = {"cpu": "2", "memory": "8Gi"}
 
 HEALTH_CHECKS: Final = {
@@ -32,11 +33,13 @@ HEALTH_CHECKS: Final = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""A node that answers no check for about 2 s counts as dead, and its broker groups get new masters."""
+"""Ray's health-check settings: a node that answers no check for about 2 s counts as dead, and its broker groups get new
+masters."""
 
 
 def ray_cluster(shape: ClusterShape) -> dict[str, Any]:
-    """Return the RayCluster. Its volumes are separate objects: the deletion of the RayCluster keeps them."""
+    """Return the RayCluster object. Its volume claims are separate objects, so deleting the RayCluster keeps the
+    volumes."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -66,10 +69,11 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
     }
     return {
         "serviceType": "ClusterIP",
-        "resources": {"CPU": "0"},  # no tasks of users beside the Controller and the NameServer
+        "resources": {"CPU": "0"},  # the head runs the Controller and the NameServer, but no user tasks
         "rayStartParams": {
             "dashboard-host": "0.0.0.0",
-            "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",  # KubeRay inserts the text into a shell command
+            # quoted, because KubeRay inserts this text into a shell command
+            "system-config": f"'{json.dumps(HEALTH_CHECKS)}'",
         },
         "template": _pod(container, "head", volume=claim_name(shape, "head")),
     }
@@ -78,7 +82,8 @@ def _head(shape: ClusterShape) -> dict[str, Any]:
 def _store(shape: ClusterShape, number: int) -> dict[str, Any]:
     lifecycle: dict[str, Any] = {"preStop": _shell(f"raymq store close --address {_ADDRESS}")}
     if number == 0:
-        # Kubernetes waits for this hook, and KubeRay starts Ray only after it. The pod's log has the output.
+        # Kubernetes waits for this hook, and KubeRay starts Ray only after the hook. So the command runs in the
+        # background; its output is in the pod's log.
         up = f"raymq up --config {SETTINGS_MOUNT}/raymq.yaml --address {_ADDRESS} --wait-nodes {shape.stores}"
         lifecycle["postStart"] = _shell(f"(until {up}; do sleep 5; done) > /proc/1/fd/1 2>&1 &")
     container = _container(shape, "ray-worker") | {
@@ -120,7 +125,7 @@ def _compute(shape: ClusterShape) -> dict[str, Any]:
 
 
 _ADDRESS: Final = '"$RAY_ADDRESS"'
-"""The address of the Ray cluster, which KubeRay sets in every container."""
+"""Shell expression for the address of the Ray cluster. KubeRay sets this variable in every container."""
 
 
 def _shell(command: str) -> dict[str, Any]:
@@ -160,7 +165,8 @@ def _pod(container: dict[str, Any], component: str, volume: str | None) -> dict[
 
 
 def _one_per_machine(shape: ClusterShape) -> dict[str, Any]:
-    """Keep the stores of a cluster on different machines, so that a lost machine takes one copy only."""
+    """Return the rule that puts the stores of a cluster on different machines, so that the loss of a machine affects
+    only one copy."""
     return {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": [

@@ -1,6 +1,7 @@
-"""The files of a raymq cluster in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the image.
+"""Generate the files of a raymq cluster in Kubernetes: YAML for `kubectl apply --kustomize`, and the Dockerfile of the
+image.
 
-The objects around the RayCluster are volume claims, settings, the console's Service, and a NetworkPolicy.
+Besides the RayCluster, the files contain volume claims, settings, the console's Service, and a NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from raymq.tools.kubernetes.ray_cluster import CONSOLE_PORT, DASHBOARD_PORT, cla
 from raymq.tools.observability.export import METRICS_PORT, pod_monitor, prometheus_rule
 
 HEAD_SIZE: Final = "10Gi"
-"""Size of the head's volume: the Controller's journal and the NameServer's key/value pairs."""
+"""Size of the head's volume, which stores the Controller's journal and the NameServer's key/value pairs."""
 AGENT_PORT: Final = 52365
-"""The port of Ray's agent on each node, to which KubeRay's operator and probes connect."""
+"""The port of Ray's agent on each node. KubeRay's operator and the Kubernetes probes connect to it."""
 
 _RAYMQ: Final = {"app.kubernetes.io/name": "raymq"}
 
 
 def claims(shape: ClusterShape) -> list[dict[str, Any]]:
-    """Return the volume claims of the head and of each store. Only one pod at a time can use a claim."""
+    """Return the volume claims of the head and of each store. Only one pod at a time can use a volume claim."""
     sizes = {"head": HEAD_SIZE, **{f"store-{number}": shape.size for number in range(shape.stores)}}
     return [
         {
@@ -43,7 +44,7 @@ def claims(shape: ClusterShape) -> list[dict[str, Any]]:
 
 
 def settings_map(shape: ClusterShape) -> dict[str, Any]:
-    """Return the ConfigMap with raymq.yaml."""
+    """Return the ConfigMap that contains raymq.yaml."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -53,7 +54,8 @@ def settings_map(shape: ClusterShape) -> dict[str, Any]:
 
 
 def console_service(shape: ClusterShape) -> dict[str, Any]:
-    """Return the Service of the web console on the head. Only the Kubernetes cluster can reach the Service."""
+    """Return the Service of the web console on the head. It is reachable only from inside the Kubernetes
+    cluster."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -67,11 +69,11 @@ def console_service(shape: ClusterShape) -> dict[str, Any]:
 
 
 def network_policy(shape: ClusterShape) -> dict[str, Any]:
-    """Return a NetworkPolicy for the cluster's pods.
+    """Return the NetworkPolicy of the cluster's pods.
 
-    The pods reach each other on all ports. KubeRay's operator reaches the ports of Ray's dashboard and agents.
-    Prometheus reaches the metrics ports, and the pods of the namespace reach the console. All other connections are
-    refused.
+    The pods can connect to each other on all ports. KubeRay's operator can connect to the ports of Ray's dashboard and
+    agents. Prometheus can connect to the metrics ports, and the pods of the namespace to the console. All other
+    incoming connections are refused.
     """
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     operator = {**anywhere, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}}
@@ -100,11 +102,12 @@ def _ports(*numbers: int) -> list[dict[str, Any]]:
 DOCKERFILE: Final = "Dockerfile"
 KUSTOMIZATION: Final = "kustomization.yaml"
 MONITORING: Final = "monitoring.yaml"
-"""This file is not in the kustomization, because it needs the object types of Prometheus' operator."""
+"""Name of the file with the monitoring objects. The kustomization does not include this file, because the file needs
+the object types of Prometheus' operator."""
 
 
 def rendered_files(shape: ClusterShape) -> dict[str, str]:
-    """Return the text of each file by its name. Equal shapes give equal bytes."""
+    """Return the text of each file, by file name. Equal shapes give identical bytes."""
     applied = {
         "claims.yaml": claims(shape),
         "settings.yaml": [settings_map(shape)],
@@ -127,10 +130,10 @@ def rendered_files(shape: ClusterShape) -> dict[str, str]:
 
 
 def render(shape: ClusterShape, folder: Path) -> list[Path]:
-    """Write all files into `folder` and return their paths. Existing files of the same names are replaced.
+    """Write all files into `folder` and return their paths. Existing files with the same names are replaced.
 
-    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; other files may
-    have been written before.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; earlier files may
+    have been written already.
     """
     paths = []
     try:
@@ -156,7 +159,8 @@ def _command(shape: ClusterShape) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and writes no anchors, so that people can read the YAML."""
+    """A YAML dumper that writes multi-line texts as blocks and writes no anchors, so that people can read the
+    YAML."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""Generates the Grafana dashboard of raymq from the table of panels.
+"""Generate raymq's Grafana dashboard from the table of panels.
 
-The dashboard's uid is fixed, so that links stay valid. Its variables select a data source, a Ray session, a KubeRay
-cluster, brokers, topics and consumer groups.
+The dashboard's uid is fixed, so that links remain valid. The dashboard's variables select a data source, a Ray session,
+a KubeRay cluster, brokers, topics and consumer groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DATA_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _ON_EVERY_SERIES: Final = 'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster"'
 
 VARIABLES: Final = (
-    # Only a PodMonitor adds a KubeRay cluster's name to the series. All clusters also match series without a name.
+    # Only a PodMonitor adds the name of a KubeRay cluster to the series. The choice of all clusters also matches series
+    # without a name.
     ("SessionName", "label_values(ray_raymq_up, SessionName)", "Ray sessions"),
     ("Cluster", 'label_values(ray_raymq_up{SessionName=~"$SessionName"}, ray_io_cluster)', "KubeRay clusters"),
     ("broker", f"label_values(ray_raymq_broker_permission{{{_ON_EVERY_SERIES}}}, broker)", "Broker groups"),
@@ -34,16 +35,17 @@ VARIABLES: Final = (
         "Consumer groups",
     ),
 )
-"""Each variable: its name, the query of its values, and its description."""
+"""The variables of the dashboard: name, query of the possible values, and description."""
 
 
 def board_json() -> str:
-    """Return the dashboard as the text of a file that Grafana loads. It only depends on the version of raymq."""
+    """Return the dashboard as JSON text for a file that Grafana loads. The text depends only on the version of
+    raymq."""
     return json.dumps(make_board(), indent=1, sort_keys=True) + "\n"
 
 
 def make_board() -> dict[str, Any]:
-    """Return the dashboard in Grafana's model."""
+    """Build the dashboard as a dict in Grafana's JSON model."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in ROWS:
@@ -70,7 +72,7 @@ def make_board() -> dict[str, Any]:
 
 
 def expressions(board: dict[str, Any]) -> list[str]:
-    """Return every PromQL expression in the panels of a dashboard, including collapsed panels."""
+    """Return every PromQL expression in the panels of a dashboard, including panels in collapsed rows."""
     return [target["expr"] for panel in _flat(board["panels"]) for target in panel.get("targets", ())]
 
 
@@ -79,7 +81,8 @@ def _flat(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(row: Row, y: int, next_id: int) -> tuple[list[dict[str, Any]], int]:
-    """Return a row's header followed by its panels, and the row's height. A collapsed header contains its panels."""
+    """Return a row's header followed by its panels, and the row's height. The header of a collapsed row contains the
+    panels."""
     width = GRID_WIDTH // COLUMNS
     panels = [
         _panel(

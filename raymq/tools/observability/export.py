@@ -1,7 +1,7 @@
-"""Exports files for other Prometheus and Grafana servers: the dashboard, the alert rules, and Kubernetes objects.
+"""Export files for other Prometheus and Grafana servers: the dashboard, the alert rules, and Kubernetes objects.
 
-The alert rules are in alerts.yml in this folder, in the format of Prometheus. The two objects for Prometheus' operator
-describe the scraped pods and the alerts in Kubernetes.
+The alert rules are in alerts.yml in this folder, in Prometheus' format. The two objects for Prometheus' operator define
+the scraped pods and the alerts in Kubernetes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SCRAPE_INTERVAL: Final = "10s"
 
 
 def pod_monitor(name: str = "raymq") -> dict[str, Any]:
-    """Return a PodMonitor for the pods of all RayClusters in its namespace. It adds the label `ray_io_cluster`."""
+    """Return a PodMonitor object for the pods of all RayClusters in its namespace. The PodMonitor adds the label
+    `ray_io_cluster`."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -48,7 +49,7 @@ def pod_monitor(name: str = "raymq") -> dict[str, Any]:
 
 
 def prometheus_rule(name: str = "raymq") -> dict[str, Any]:
-    """Return a PrometheusRule with the rules of alerts.yml."""
+    """Return a PrometheusRule object with the rules of alerts.yml."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -73,7 +74,7 @@ def alert_rules() -> list[dict[str, Any]]:
 
 
 def relabel_text() -> str:
-    """Return the snippet for a scrape config that renames raymq's series to RocketMQ's names."""
+    """Return the snippet of a scrape configuration that renames raymq's series to RocketMQ's names."""
     return (files(__package__) / "relabel.yml").read_text()
 
 
@@ -89,10 +90,10 @@ def exported_files() -> dict[str, str]:
 
 
 def export(folder: Path) -> list[Path]:
-    """Write all files into `folder` and return their paths. Existing files of the same names are replaced.
+    """Write all files into `folder` and return their paths. Existing files with the same names are replaced.
 
-    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; other files may
-    have been written before.
+    Creates the folder if it does not exist. Raises InvalidArgumentError if a file cannot be written; earlier files may
+    have been written already.
     """
     paths = []
     try:

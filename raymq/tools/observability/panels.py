@@ -1,7 +1,7 @@
-"""The table of panels of the Grafana dashboard: rows of charts.
+"""The panels of the Grafana dashboard, as a table of rows of charts.
 
-A chart names its instruments. Its title, unit and help come from the table of instruments
-(raymq.telemetry.metrics.instruments). To add a chart, add a line here.
+A chart names its instruments. The chart takes its title, unit and help text from the table of instruments
+(raymq.telemetry.metrics.instruments). To add a chart, add a line to this table.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _RATE_UNITS: Final = {"messages": "suffix: msg/s", "bytes": "Bps"}
 RAYMQ_PROCESSES: Final = (
     "ray::(NameServer|Controller|Broker|Storage|Replicator|Rebalance|Pull|Listener|PredicateRunner)"
 )
-"""Pattern of the process titles that Ray gives raymq's actors. The name of the running method may follow."""
+"""Regular expression for the process titles that Ray gives raymq's actors. The name of the running method may
+follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstrumentLines:
-    """The lines of one instrument in a chart. `lines`: legend to PromQL expression; `{{label}}` in a legend is the
-    value of a label."""
+    """The lines of one instrument in a chart. `lines`: the PromQL expression of each line, by legend; `{{label}}` in a
+    legend stands for the value of a label."""
 
     instrument: Instrument
     unit: str
@@ -41,7 +42,8 @@ class InstrumentLines:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: its title, the Grafana unit of its values, legend to PromQL expression, and its help text."""
+    """One chart: its title, the Grafana unit of its values, the PromQL expression of each line by legend, and its help
+    text."""
 
     title: str
     unit: str
@@ -51,7 +53,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of charts. Grafana queries a collapsed row only when it is opened."""
+    """One row of charts. Grafana queries the charts of a collapsed row only when a user opens the row."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -66,11 +68,11 @@ def _of(
     percents: tuple[int, ...] = (50, 99),
     **equal: str,
 ) -> InstrumentLines:
-    """The lines of an instrument: one for each combination of values of the labels `by`.
+    """Return the chart lines of an instrument: one line for each combination of values of the labels `by`.
 
-    A counter is shown per second (or its `increase`), a histogram as `percents`, a gauge as its maximum or by another
-    function of raymq.tools.observability.series (`how`). `legend`: text before the labels. `equal`: labels with the
-    value that they must have.
+    A counter is shown as a rate per second (or as its `increase`), a histogram as `percents`, and a gauge as its
+    maximum or by another function of raymq.tools.observability.series (`how`). `legend`: text before the labels.
+    `equal`: labels, each with the value that it must have.
     """
     instrument = INSTRUMENTS[name]
     unit = _GAUGE_UNITS.get(instrument.unit, "none")
@@ -86,8 +88,8 @@ def _of(
 
 
 def _clients(name: str, *by: str) -> InstrumentLines:
-    """The lines of connected clients. Each client sends heartbeats to every broker, so a sum over the brokers would
-    count each client several times."""
+    """Return the chart lines of connected clients: the largest number that one broker reports. Each client sends
+    heartbeats to every broker, so a sum over the brokers would count each client several times."""
 
     def largest(name: str, *by: str) -> str:
         return f"max by ({', '.join(by)}) ({total(name, 'broker', *by)})"
@@ -96,7 +98,8 @@ def _clients(name: str, *by: str) -> InstrumentLines:
 
 
 def _of_processes(name: str, unit: str, description: str) -> InstrumentLines:
-    """The lines of a gauge that Ray reports of its processes: the sum over each kind of raymq's actors."""
+    """Return the chart lines of a gauge that Ray reports for its processes: one line with the sum for each kind of
+    raymq actor."""
     filters = f'SessionName=~"$SessionName",ray_io_cluster=~"$Cluster",Component=~"{RAYMQ_PROCESSES}.*"'
     lines = f'sum by (actor) (label_replace({name}{{{filters}}}, "actor", "$1", "Component", "ray::(\\\\w+).*"))'
     instrument = Instrument(name, InstrumentKind.GAUGE, ("Component",), unit, description, "", "Ray")
@@ -104,7 +107,8 @@ def _of_processes(name: str, unit: str, description: str) -> InstrumentLines:
 
 
 def _panel(*parts: InstrumentLines, title: str = "") -> Panel:
-    """A chart of instruments. The unit, and the title if none is given, are the first instrument's."""
+    """Build a chart of several instruments. The first instrument gives the unit, and the title if `title` is
+    empty."""
     first = parts[0]
     return Panel(
         title or first.instrument.title,
@@ -296,4 +300,4 @@ ROWS: Final = (
         collapsed=True,
     ),
 )
-"""The rows of the dashboard, in order."""
+"""The rows of the dashboard, from top to bottom."""

@@ -1,8 +1,8 @@
-"""Installs the Grafana dashboard in the folder where Ray's Grafana finds its dashboards.
+"""Install the Grafana dashboard in the folder from which Ray's Grafana loads its dashboards.
 
 Ray's web dashboard creates `SESSION/metrics/grafana/` again at each start, so raymq's dashboard is written after each
-start. The file `provisioning/dashboards/default.yml` there names the folder of dashboards; an environment variable of
-Ray's web dashboard can move that folder. Without Ray's web dashboard, none of these files exists.
+start. The file `provisioning/dashboards/default.yml` in this folder names the folder of dashboards; an environment
+variable of Ray's web dashboard can move that folder. Without Ray's web dashboard, none of these files exists.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from raymq.common.errors import InvalidArgumentError
 from raymq.tools.observability.board import BOARD_FILE, board_json
 
 METRICS_ROOT_VARIABLE: Final = "RAY_METRICS_OUTPUT_ROOT"
-"""Ray's environment variable for a folder to use in place of `SESSION/metrics`."""
+"""Ray's environment variable that names a folder to use instead of `SESSION/metrics`."""
 PROVIDER_FILE: Final = "grafana/provisioning/dashboards/default.yml"
 BOARDS_FOLDER: Final = "grafana/dashboards"
-"""Ray's default folder of dashboards, below the folder of metrics."""
+"""Ray's default folder of Grafana dashboards, relative to the metrics folder."""
 
 
 def session_folder() -> Path:
@@ -31,12 +31,13 @@ def session_folder() -> Path:
 
 
 def metrics_root(session: Path) -> Path:
-    """Return the folder of a Ray session's files for Prometheus and Grafana, on the head node."""
+    """Return the folder with a Ray session's files for Prometheus and Grafana, on the head node."""
     return Path(os.environ.get(METRICS_ROOT_VARIABLE) or session / "metrics")
 
 
 def watched_folder(root: Path) -> Path | None:
-    """Return the folder of dashboards that Ray's files below `root` name to Grafana; None without these files."""
+    """Return the folder from which Grafana loads dashboards, according to Ray's files below `root`; None if these files
+    do not exist."""
     try:
         providers = yaml.safe_load((root / PROVIDER_FILE).read_text())["providers"]
         return Path(providers[0]["options"]["path"])
@@ -45,11 +46,11 @@ def watched_folder(root: Path) -> Path | None:
 
 
 def install_board(output: str | None = None) -> dict[str, Any]:
-    """Write the dashboard on the head node, which is this node. The process must be connected to Ray.
+    """Write the dashboard on this node, which must be the head node. The process must be connected to Ray.
 
-    `output`: an absolute path of a folder; by default the folder of dashboards in Ray's files, or Ray's default
-    folder if there are no such files. Returns `path`, the written file, and `watched`: True if Ray's Grafana shows
-    the file. An existing file is replaced atomically. Raises InvalidArgumentError if the file cannot be written.
+    `output`: absolute path of a folder. The default is the folder of dashboards in Ray's files, or Ray's default folder
+    if these files do not exist. Returns `path`, the written file, and `watched`: True if Ray's Grafana shows the file.
+    An existing file is replaced atomically. Raises InvalidArgumentError if the file cannot be written.
     """
     if output and not Path(output).is_absolute():
         raise InvalidArgumentError(f"--output {output!r} is no absolute path: it is a folder of the head node")
@@ -59,7 +60,7 @@ def install_board(output: str | None = None) -> dict[str, Any]:
     path = folder / BOARD_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")  # Grafana may read the file at this moment
+        beside = path.with_suffix(".new")  # write to another name and rename, because Grafana may be reading the file
         beside.write_text(board_json())
         beside.replace(path)
     except OSError as error:
@@ -70,6 +71,7 @@ def install_board(output: str | None = None) -> dict[str, Any]:
 
 
 def has_board() -> bool:
-    """True if the file that `install_board` wrote on this node still exists; Ray may have emptied the folder."""
+    """Return True if the file that `install_board` wrote on this node still exists. Ray deletes it when it creates the
+    folder again."""
     root = metrics_root(session_folder())
     return ((watched_folder(root) or root / BOARDS_FOLDER) / BOARD_FILE).exists()

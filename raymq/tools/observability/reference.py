@@ -1,6 +1,6 @@
-"""Generates the table of metrics in docs/observability.md from the table of instruments.
+"""Generate the table of metrics in docs/observability.md from the table of instruments.
 
-`python -m raymq.tools.observability.reference` prints the table. A test compares it with the page.
+`python -m raymq.tools.observability.reference` prints the table. A test compares the printed table with the docs page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from raymq.tools.observability.series import exposed_names
 
 
 def metrics_table() -> str:
-    """Return the table in Markdown, with one line for each instrument."""
+    """Return the table of metrics in Markdown, with one line for each instrument."""
     lines = [
         "| in Prometheus | kind | unit | labels besides `cluster`, `broker` | meaning | from | in RocketMQ |",
         "|---|---|---|---|---|---|---|",

@@ -1,8 +1,8 @@
-"""Generates PromQL expressions for the instruments of raymq.telemetry.metrics.instruments.
+"""Generate PromQL expressions for the instruments of raymq.telemetry.metrics.instruments.
 
-Ray adds the prefix `ray_` to each name, and the suffix `_total` to counters. A histogram of raymq is three series:
-`_bucket`, `_sum` and `_count`. A selector filters by the dashboard's variables, if the instrument has the label. An
-unknown instrument or label raises KeyError when the dashboard is generated.
+Ray adds the prefix `ray_` to each name, and the suffix `_total` to counters. Each histogram of raymq has three series:
+`_bucket`, `_sum` and `_count`. A selector filters by each of the dashboard's variables whose label the instrument has.
+An unknown instrument or label raises KeyError when the dashboard is generated.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 from raymq.telemetry.metrics.instruments import INSTRUMENTS, Instrument, InstrumentKind
 
 RATE_WINDOW: Final = "$__rate_interval"
-"""Grafana's window for rates: at least four scrapes."""
+"""Grafana's variable for the time window of rates: at least four scrape intervals."""
 
 BOARD_LABELS: Final = {"SessionName": "SessionName", "ray_io_cluster": "Cluster"}
-"""Labels that Ray and KubeRay add to every series, with the dashboard's variables for their values."""
+"""Labels that Ray and KubeRay add to every series, each with the dashboard variable that selects its value."""
 CHOSEN_LABELS: Final = ("broker", "topic", "consumer_group")
-"""Labels of raymq for which the dashboard has a variable of the same name."""
+"""raymq's labels for which the dashboard has a variable of the same name."""
 
 SUFFIXES: Final = {
     InstrumentKind.COUNTER: ("_total",),
@@ -32,7 +32,8 @@ def exposed_names(instrument: Instrument) -> tuple[str, ...]:
 
 
 def selector(name: str, suffix: str = "", **equal: str) -> str:
-    """Return a selector of an instrument's series, filtered by the dashboard's variables. `equal`: required values."""
+    """Return a PromQL selector for an instrument's series, filtered by the dashboard's variables. `equal`: labels, each
+    with its required value."""
     instrument = INSTRUMENTS[name]
     _check(instrument, suffix, equal)
     matchers = [f'{label}=~"${variable}"' for label, variable in BOARD_LABELS.items()]
@@ -42,32 +43,32 @@ def selector(name: str, suffix: str = "", **equal: str) -> str:
 
 
 def per_second(name: str, *by: str, **equal: str) -> str:
-    """Return the rate of a counter, summed over the series with equal values of the labels `by`."""
+    """Return the PromQL expression for a counter's rate per second, summed by the labels `by`."""
     return _summed("sum", by, f"rate({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def increase(name: str, *by: str, **equal: str) -> str:
-    """Return a counter's growth in the window, summed over the series with equal values of the labels `by`."""
+    """Return the PromQL expression for a counter's growth in the time window, summed by the labels `by`."""
     return _summed("sum", by, f"increase({selector(name, '_total', **equal)}[{RATE_WINDOW}])")
 
 
 def total(name: str, *by: str, **equal: str) -> str:
-    """Return the sum of a gauge over the series with equal values of the labels `by`."""
+    """Return the PromQL expression for the sum of a gauge by the labels `by`."""
     return _summed("sum", by, selector(name, **equal))
 
 
 def highest(name: str, *by: str, **equal: str) -> str:
-    """Return the maximum of a gauge over the series with equal values of the labels `by`."""
+    """Return the PromQL expression for the maximum of a gauge by the labels `by`."""
     return _summed("max", by, selector(name, **equal))
 
 
 def lowest(name: str, *by: str, **equal: str) -> str:
-    """Return the minimum of a gauge over the series with equal values of the labels `by`."""
+    """Return the PromQL expression for the minimum of a gauge by the labels `by`."""
     return _summed("min", by, selector(name, **equal))
 
 
 def percentile(percent: int, name: str, *by: str, **equal: str) -> str:
-    """Return a percentile of the values that a histogram counted in the window."""
+    """Return the PromQL expression for a percentile of the values that a histogram counted in the time window."""
     rates = f"rate({selector(name, '_bucket', **equal)}[{RATE_WINDOW}])"
     return f"histogram_quantile({percent / 100:g}, {_summed('sum', ('le', *by), rates)})"
 
@@ -77,7 +78,7 @@ def _summed(function: str, by: tuple[str, ...], inner: str) -> str:
 
 
 def _check(instrument: Instrument, suffix: str, equal: dict[str, str]) -> None:
-    """Raise KeyError for a suffix or a label that the instrument does not have."""
+    """Raise KeyError if the instrument does not have this suffix or one of the labels in `equal`."""
     if suffix not in SUFFIXES[instrument.kind]:
         raise KeyError(f"{instrument.name} is a {instrument.kind.value}: it has no series with {suffix!r}")
     for label in equal:

@@ -1,4 +1,4 @@
-"""Administration: topics, groups and offsets as one document, written from one cluster and brought into another.
+"""Administration: exports topics, groups and offsets of a cluster as one document, and imports it into another cluster.
 
 The document is JSON (Metadata.to_json), for people and for version control too:
 
@@ -8,8 +8,8 @@ The document is JSON (Metadata.to_json), for people and for version control too:
      "groups":  {"billing": {"consume_enable": true, …, "forbidden": ["bills"]}},
      "offsets": {"billing": {"orders": {"broker-a": {"0": 17, "1": 9}}}}}
 
-Messages are not in it. So offsets help where the stores themselves are brought along, or if a group must
-return to earlier offsets. An offset that a queue does not hold is left out.
+The document contains no messages. So offsets are useful if the stores themselves are copied, or if a group must return
+to earlier offsets. An import skips an offset that the queue does not hold.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ Offsets = dict[str, dict[str, dict[str, dict[int, int]]]]
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic: its `queues` in each broker group, its permission (4 to read plus 2 to write), the queues of an order
-    topic (as `Admin.set_order_config` takes them), and RocketMQ's attributes."""
+    """A topic in an exported document.
+
+    `queues`: the number of queues in each broker group. `perm`: the permission (4 to read plus 2 to write).
+    `order_config`: the queues of an order topic (as `Admin.set_order_config` takes them). `attributes`: RocketMQ's
+    topic attributes.
+    """
 
     queues: Mapping[str, int]
     perm: int = PERM_ALL
@@ -58,7 +62,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """A consumer group: its configuration, and the topics that it may not read."""
+    """A consumer group in an exported document: its configuration, and the topics that it may not read."""
 
     config: GroupConfig
     forbidden: tuple[str, ...] = ()
@@ -66,14 +70,15 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Topics and groups by name, and the offsets that groups have committed in the topics."""
+    """An exported document: topics and groups by name, and the offsets that the groups have committed in the
+    topics."""
 
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     groups: Mapping[str, GroupMetadata] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the document, sorted by names, so that two documents can be compared line by line."""
+        """Return the document as JSON, sorted by names, so that two documents can be compared line by line."""
         groups = {}
         for name, group in self.groups.items():
             groups[name] = {**asdict(group.config), "forbidden": list(group.forbidden)}
@@ -84,7 +89,8 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
-        """The document that `to_json` wrote. InvalidArgumentError says which part of it cannot be read."""
+        """Parse a document that `to_json` wrote. Raises InvalidArgumentError, which names the part that cannot
+        be read."""
         try:
             document = json.loads(text)
         except ValueError as error:
@@ -103,8 +109,11 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class ImportStep:
-    """One thing that an import did, or would do: `kind` is "topic", "group" or "offsets". `failed`: it was left as it
-    is, for the reason in `action`; with `action` "same" there was nothing to do."""
+    """One step of an import, or of its dry run. `kind` is "topic", "group" or "offsets".
+
+    `action`: what was changed; "same" if nothing had to change. `failed`: True if the object was not imported; `action`
+    has the reason.
+    """
 
     kind: Kind
     name: str
@@ -113,7 +122,8 @@ class ImportStep:
 
 
 class MetadataAdmin(GroupAdmin):
-    """The calls that write the topics, groups and offsets of a cluster down, and bring them into another."""
+    """The administration calls that export the topics, groups and offsets of a cluster, and import them into another
+    cluster."""
 
     def export_metadata(
         self,
@@ -122,12 +132,13 @@ class MetadataAdmin(GroupAdmin):
         groups: str = "*",
         progress: Callable[[int], None] = lambda count: None,
     ) -> Metadata:
-        """Export the topics and groups whose names match `topics` and `groups` (which may have ``*`` and ``?``), and
-        the offsets of these groups in these topics. Leaves out the server's own topics and groups, and retry and
-        dead-letter topics. `progress` is called with 1 for each topic and group.
+        """Export the topics and groups whose names match `topics` and `groups`, and the offsets of these groups in
+        these topics.
 
-        Changes during the call may or may not be included. Every broker must run: raises ServiceNotAvailableError or
-        RequestTimeoutError after 20 s.
+        The two patterns may have ``*`` and ``?``. Leaves out the server's own topics and groups, and retry and
+        dead-letter topics. `progress` is called with 1 for each topic and group. Changes during the call may or may not
+        be included. Every broker must run: raises ServiceNotAvailableError or RequestTimeoutError if a broker does not
+        answer for 20 s.
         """
         brokers = self._broker_names()
         found: dict[str, TopicMetadata] = {}
@@ -135,7 +146,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 found[topic] = self._topic_metadata(topic)
             except TopicNotExistError:
-                continue  # it was deleted since
+                continue  # the topic was deleted since it was listed
             progress(1)
         known: dict[str, GroupMetadata] = {}
         offsets: Offsets = {}
@@ -163,7 +174,7 @@ class MetadataAdmin(GroupAdmin):
             try:
                 consumed = self._call_broker(broker_name, "group_topics", group)
             except GroupNotExistError:
-                continue  # it has nothing on this broker group
+                continue  # this broker group does not have the group
             for topic in sorted(set(consumed).intersection(topics)):
                 committed = self._call_broker(broker_name, "committed_offsets", group, topic)
                 found.setdefault(topic, {})[broker_name] = dict(sorted(committed.items()))
@@ -180,14 +191,14 @@ class MetadataAdmin(GroupAdmin):
         """Create and change the topics, groups and offsets that `metadata` names, and nothing else. Returns the steps,
         in order.
 
-        A missing topic is created: with the same queues if all of its broker groups exist here, else with as many
-        queues spread over the existing ones. An existing topic gets the document's permission, message type and times,
-        and more queues, but never fewer. Groups get the document's configuration and forbidden topics. Offsets are set
-        if the queue holds them, also backwards and while consumers run.
+        A missing topic is created. It gets the same queues if all of its broker groups exist in this cluster; else it
+        gets the same number of queues, spread over the existing broker groups. An existing topic gets the document's
+        permission, message type and times, and more queues, but never fewer. Groups get the document's configuration
+        and forbidden topics. Offsets are set if the queue holds them, also backwards and while consumers run.
 
         With `dry_run` nothing changes. `progress` is called with 1 for each step. An impossible change is a failed
-        step, and the others continue. Raises ServiceNotAvailableError or RequestTimeoutError after 20 s while a broker
-        is away; InvalidArgumentError for an unknown part. Repeating the call is safe.
+        step, and the other steps continue. Raises ServiceNotAvailableError or RequestTimeoutError after 20 s while a
+        broker is unreachable. Raises InvalidArgumentError if a part is unknown. Repeating the call is safe.
         """
         if wrong := [part for part in parts if part not in METADATA_PARTS]:
             raise InvalidArgumentError(f"metadata has no part {wrong[0]!r}; the parts are {', '.join(METADATA_PARTS)}")
@@ -255,7 +266,8 @@ class MetadataAdmin(GroupAdmin):
         return f"changed: {', '.join(changed)}" if changed else "same"
 
     def _create_with(self, name: str, counts: Mapping[str, int], topic: TopicMetadata) -> None:
-        """Create a topic with so many queues in each broker group; on return every client can use it."""
+        """Create a topic with the number of queues that `counts` gives for each broker group. On return every client
+        can use it."""
         layout = format_order_config(counts)
         for broker_name, count in sorted(counts.items()):
             self._call_broker(broker_name, "create_topics", [NewTopic(name, count, layout, dict(topic.attributes))])
@@ -274,7 +286,8 @@ class MetadataAdmin(GroupAdmin):
             self.create_group(group.config)
             before = set() if known is None else set(known.forbidden)
             for topic in sorted(before ^ set(group.forbidden)):
-                for broker_name in self._broker_names():  # all of them: the topic may come later
+                # every broker, because the topic may be created on any of them later
+                for broker_name in self._broker_names():
                     self._call_broker(broker_name, "forbid_topic", name, topic, topic in group.forbidden)
         return "created" if known is None else "changed"
 
@@ -316,7 +329,8 @@ def _table(document: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 def _fields(where: str, entry: object, kind: type, also: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of an entry. InvalidArgumentError for one that `kind` has not."""
+    """Return the fields of an entry of the document. Raises InvalidArgumentError if the entry has a field that `kind`
+    lacks."""
     known = {one.name for one in fields(kind)} | set(also)
     if not isinstance(entry, dict) or not entry.keys() <= known:
         raise InvalidArgumentError(f"{where} has {', '.join(sorted(known))}; it is {entry!r:.120}")

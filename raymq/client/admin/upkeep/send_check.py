@@ -1,4 +1,5 @@
-"""A check of every broker group: messages are sent to a queue of its own, read back, and timed."""
+"""Send check of every broker group: sends messages to a queue of each group, reads them back, and measures the
+times."""
 
 from __future__ import annotations
 
@@ -13,21 +14,23 @@ from raymq.common.errors import InvalidArgumentError, RaymqError, TopicNotExistE
 from raymq.common.message import Message, MessageQueue, PullResult, SendResult
 
 CHECK_TOPIC: Final = "raymq-check"
-"""The topic of checks, with a queue in each broker group; made when it is first needed."""
+"""Topic for send checks, with a queue in each broker group; created by the first check."""
 
 
 class Sends(Protocol):
-    """Producer.send."""
+    """A function with the signature of `Producer.send`."""
 
     def __call__(self, message: Message, *, queue: MessageQueue) -> SendResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SendCheck:
-    """The check of a broker group: how many messages were `sent` and read back, how many `failed`, and times in ms.
+    """The result of a broker group's send check: the number of messages `sent` and read back, the number `failed`, and
+    times in ms.
 
-    `send_ms` is the time from the call to the acknowledgement, `round_trip_ms` to the message read back; each has
-    median and longest, 0 if no message was read back. `error`: the last failure.
+    `send_ms` is the time from the call to the acknowledgement, `round_trip_ms` the time until the message was read
+    back. These two are medians; `send_max_ms` and `round_trip_max_ms` are the longest times. All are 0 if no message
+    was read back. `error`: the last failure.
     """
 
     broker_name: str
@@ -41,13 +44,13 @@ class SendCheck:
 
 
 class CheckAdmin(TopicAdmin):
-    """Calls for checks. Each call may be repeated."""
+    """Administration calls for send checks. Each call may be repeated."""
 
     def check_queues(self, topic: str | None = None, broker_name: str | None = None) -> list[MessageQueue]:
-        """A queue of each broker group, or of one, for `check_queue`: the first one of `topic` there. Without a topic
-        it is CHECK_TOPIC, which gets a queue in every broker group first.
+        """Return one queue of each broker group, or of the group `broker_name`, for `check_queue`: the first writable
+        queue of `topic`. Without a topic, uses CHECK_TOPIC, and creates a queue of it in every broker group first.
 
-        TopicNotExistError. InvalidArgumentError if the topic has no queue that takes messages in `broker_name`.
+        Raises TopicNotExistError. Raises InvalidArgumentError if the topic has no writable queue in `broker_name`.
         """
         if topic is None:
             topic = CHECK_TOPIC
@@ -62,7 +65,8 @@ class CheckAdmin(TopicAdmin):
         return [queue for name, queue in first.items() if broker_name in (None, name)]
 
     def _make_check_topic(self, brokers: list[str]) -> None:
-        """Create a queue of CHECK_TOPIC in each of these broker groups, also in groups that were added later."""
+        """Create a queue of CHECK_TOPIC in each of these broker groups. An existing CHECK_TOPIC gets queues in the
+        missing groups."""
         try:
             counts = self.topic_route(CHECK_TOPIC).queue_counts()
         except TopicNotExistError:
@@ -83,7 +87,7 @@ def check_queue(
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> SendCheck:
     """Send `count` messages of `size_bytes` to a queue, one after another, and read each back with `pull(queue,
-    offset)`. A message that fails, or is not read back as it was, counts as failed; none is sent again."""
+    offset)`. A message counts as failed if its send or read fails, or if its body differs. No message is sent again."""
     sends_ms, trips_ms, error = [], [], ""
     for number in range(count):
         body = (b"%d " % number).ljust(size_bytes, b"x")[:size_bytes]

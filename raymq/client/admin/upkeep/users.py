@@ -1,8 +1,8 @@
-"""Administration: the users of a raymq with access on, and their policies, while it runs.
+"""Administration: changes the users and their policies while raymq runs with access control on.
 
-The first broker group stores them. A change is durable when a call returns, and in effect at every server within
-seconds. A restarted server uses the users from raymq's start until it has asked the broker. raymq.yaml names the super
-user, who is changed there.
+The first broker group stores the users. A change is durable when a call returns, and in effect at every server within
+seconds. A restarted server uses the users from raymq's start until it has queried the broker. raymq.yaml names the
+super user, who is changed in that file.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from raymq.remoting.access.users import (
 
 
 class UserAdmin(AdminBase):
-    """Calls about users, for super users. Raises InvalidArgumentError if access is off."""
+    """Administration calls about users, for super users. Each call raises InvalidArgumentError if access control is
+    off."""
 
     def users(self) -> list[UserDescription]:
-        """All users with their policies, sorted by name."""
+        """Return all users with their policies, sorted by name."""
         found: list[UserDescription] = self._call_broker(USERS_BROKER, "users")
         return found
 
     def user(self, name: str) -> UserDescription:
-        """One user with its policies. UserNotExistError."""
+        """Return one user with its policies. Raises UserNotExistError."""
         for one in self.users():
             if one.name == name:
                 return one
@@ -58,12 +59,14 @@ class UserAdmin(AdminBase):
         is_super: bool = False,
         **bounds: Unpack[Bounds],
     ) -> None:
-        """Create a user, who may do nothing until a policy allows it, or everything with `is_super`. The secret has at
-        least 7 characters and does not leave this process: the brokers keep a key derived from it. `bounds` are its
-        quotas: `bytes_per_second` and `messages_per_second` of what it sends to each store, and
-        `consume_bytes_per_second` and `consume_messages_per_second` of what it consumes from each; 0 is without bound.
+        """Create a user. The user has no permission until a policy allows an action; with `is_super`, it has every
+        permission.
 
-        InvalidArgumentError: the name is taken or refused, or the secret too short.
+        `secret`: at least 7 characters. It does not leave this process; the brokers store a key derived from it.
+        `bounds`: the user's quotas, 0 for no limit. `bytes_per_second` and `messages_per_second` limit what it sends to
+        each store. `consume_bytes_per_second` and `consume_messages_per_second` limit what it consumes from each store.
+
+        Raises InvalidArgumentError if the name is taken or illegal, or if the secret is too short.
         """
         kind = UserType.SUPER if is_super else UserType.NORMAL
         self._change_access(CreateUser(make_user(name, secret, type=kind, **bounds)))
@@ -77,11 +80,13 @@ class UserAdmin(AdminBase):
         enabled: bool | None = None,
         **bounds: Unpack[Bounds],
     ) -> None:
-        """Change the given properties of a user, `bounds` as with `create_user`, and keep the others. A user that is
-        not `enabled` is refused everything and keeps its policies. After a change of the secret, open lanes stay open;
-        new lanes and calls need the new secret.
+        """Change the given properties of a user, and keep the others. `bounds`: quotas as in `create_user`.
 
-        Raises UserNotExistError; InvalidArgumentError, also if no enabled super user would remain.
+        If `enabled` is false, every request of the user is refused; the user keeps its policies. After a change of the
+        secret, open lanes (direct socket connections) stay open; new lanes and calls need the new secret.
+
+        Raises UserNotExistError. Raises InvalidArgumentError if a value is invalid, or if no enabled super user would
+        remain.
         """
         key = None if secret is None else derive_key(check_user_name(name), secret)
         kind = None if is_super is None else UserType.SUPER if is_super else UserType.NORMAL
@@ -89,8 +94,10 @@ class UserAdmin(AdminBase):
         self._change_access(UpdateUser(name, key, kind, status, check_bounds(bounds)))
 
     def delete_user(self, name: str) -> None:
-        """Delete a user with its policies. What it has open is refused from its next request on. UserNotExistError;
-        InvalidArgumentError for the last enabled super user."""
+        """Delete a user with its policies. Connections of the user are refused from their next request on.
+
+        Raises UserNotExistError. Raises InvalidArgumentError if the user is the last enabled super user.
+        """
         self._change_access(DeleteUser(name))
 
     def create_policy(
@@ -102,11 +109,14 @@ class UserAdmin(AdminBase):
         *,
         sources: Iterable[str] = (),
     ) -> None:
-        """Allow a user actions (Pub, Sub, Create, Update, Delete, Get, List, All) on a resource (``Topic:orders``,
-        ``Group:billing*``, ``Cluster:*`` or ``*``), or deny them with `decision` "Deny"; with `sources`, addresses or
-        networks, only for requests from there.
+        """Allow a user actions on a resource; with `decision` "Deny", forbid them.
 
-        UserNotExistError; InvalidArgumentError, also for a resource that the user has an entry for.
+        Actions: Pub, Sub, Create, Update, Delete, Get, List, All. Resources: ``Topic:orders``, ``Group:billing*``,
+        ``Cluster:*`` or ``*``. `sources`: addresses or networks; if given, the entry applies only to requests from
+        these.
+
+        Raises UserNotExistError. Raises InvalidArgumentError if an argument is invalid, or if the user already has an
+        entry for the resource.
         """
         entry = make_entry(resource, actions, decision, sources=sources)
         self._change_access(PutEntries(user, (entry,), is_new=True))
@@ -120,22 +130,23 @@ class UserAdmin(AdminBase):
         *,
         sources: Iterable[str] = (),
     ) -> None:
-        """Put another entry in the place of the user's for `resource`, as `create_policy`. UserNotExistError,
-        PolicyNotExistError, InvalidArgumentError."""
+        """Replace a user's policy entry for `resource`. Takes the arguments of `create_policy`. Raises
+        UserNotExistError, PolicyNotExistError if the user has no entry for the resource, or InvalidArgumentError if an
+        argument is invalid."""
         entry = make_entry(resource, actions, decision, sources=sources)
         self._change_access(PutEntries(user, (entry,), is_new=False))
 
     def delete_policy(self, user: str, resource: str | None = None) -> None:
-        """Delete the user's entry for `resource`, or all entries if None. Raises UserNotExistError,
-        PolicyNotExistError."""
+        """Delete a user's policy entry for `resource`, or all its entries if `resource` is None. Raises
+        UserNotExistError, or PolicyNotExistError if the user has no such entry."""
         self._change_access(DeleteEntries(user, None if resource is None else Pattern.parse(resource)))
 
     def _change_access(self, change: AccessChange) -> None:
         self._call_broker(USERS_BROKER, "change_access", change)
 
 
-def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: a JSON object
-    """A user as a JSON object, for commands."""
+def shown_user(user: UserDescription) -> dict[str, Any]:  # Any: a value of a JSON object
+    """Return a user as a JSON object, for the output of commands."""
     return {
         "name": user.name,
         "type": user.type,

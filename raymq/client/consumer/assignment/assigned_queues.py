@@ -1,15 +1,15 @@
-"""AssignedQueues are all queues of one member of a group: granted, started, revoked, released, and committed.
+"""AssignedQueues holds all queues of one member of a group: granted, started, revoked, released, and committed.
 
     heartbeat answered → GRANT, REVOKE      start offset known → START      finished and committed → RELEASE
     no answer for FENCE_AFTER_S, or a commit refused → LOSE
     the group may not read the queue now → the queue is kept, forbidden, until the broker allows it
 
 A member must not use its queues when other members may have them. So each answer of the group renews a lease, which
-ends before the group's own session does; `fence` then gives up all queues. A queue whose commit a broker has refused
-belongs to another member: it is taken again only in a newer generation.
+expires before the group's session of the member does; `fence` then gives up all queues. If a broker refuses the commit
+of a queue, the queue belongs to another member: this member takes the queue again only in a newer generation.
 
-SubscriptionState (pull) and ProcessQueues (push) add fetching and delivery. No threads, no clock, no calls: times are
-arguments, in s. Nothing here survives the process; the brokers keep the committed offsets.
+SubscriptionState (pull) and ProcessQueues (push) add fetching and delivery. This module uses no threads, no clock and
+no calls: times are arguments, in s. Nothing of this state survives the process; the brokers keep the committed offsets.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset
 from raymq.common.protocol.membership import SESSION_TIMEOUT_S, GroupAssignment
 
 FENCE_AFTER_S: Final = SESSION_TIMEOUT_S * 0.6
-"""How long a member may use its queues after it has sent a heartbeat that was answered. The group's own session begins
-no earlier, so it is still running when the member gives the queues up."""
+"""Time in s for which a member may use its queues after it sent a heartbeat that was answered. The group's session of
+the member begins no earlier, so the session is still running when the member gives the queues up."""
 
 Q = TypeVar("Q", bound=AssignedQueue)
 
@@ -35,50 +35,51 @@ Q = TypeVar("Q", bound=AssignedQueue)
 class AssignedQueues(ABC, Generic[Q]):
     """The queues of one member, or of a consumer without a group. Not thread-safe.
 
-    `fence_after_s`: how long they may be used after a heartbeat was sent that was answered.
+    `fence_after_s`: how long the queues may be used after a heartbeat was sent that the group answered.
     """
 
     def __init__(self, *, fence_after_s: float = FENCE_AFTER_S) -> None:
         self._fence_after_s = fence_after_s
         self._queues: dict[MessageQueue, Q] = {}
-        """The queues held, from their grant to their release or loss."""
+        """All queues that this member holds, each from its grant to its release or loss."""
         self._starting: dict[MessageQueue, Q] = {}
         """Queues whose start offset is unknown."""
         self._revoked: dict[MessageQueue, Q] = {}
         """Revoked queues that wait for their release."""
         self._fenced: dict[MessageQueue, int] = {}
-        """Queues that a broker has refused to commit, with the generation it refused: only a newer grant counts."""
+        """Queues whose commits a broker has refused, with the refused generation. The member takes such a queue again
+        only if a newer generation grants it."""
         self._forbidden: dict[MessageQueue, NoPermissionError] = {}
-        """Queues that the brokers do not let the group read now, with the error that says why. Neither fetched from nor
-        delivered, but committed."""
+        """Queues that the brokers do not let the group read now, with the error that gives the reason. The consumer
+        neither fetches nor delivers their messages, but commits their offsets."""
         self._lease_until_s = -math.inf
-        """The time until which the group gives the queues to no other member."""
+        """Time until which the group gives this member's queues to no other member."""
         self._joined = False
         self._offsets_version: int | None = None
 
     @property
     @abstractmethod
     def topics(self) -> frozenset[str]:
-        """The topics whose queues are wanted from the group."""
+        """The topics whose queues this member requests from the group."""
 
     @property
     def holding(self) -> frozenset[MessageQueue]:
-        """The queues that the group must not give to others, in whatever state."""
+        """The queues, in any state, that the group must not give to other members."""
         return frozenset(self._queues)
 
     @property
     def joined(self) -> bool:
-        """True if the group has ever answered, or queues were assigned without a group."""
+        """True if the group has answered at least once, or if queues were assigned without a group."""
         return self._joined
 
     @property
     def offsets_version(self) -> int | None:
-        """The group's count of offset resets, as last heard. None without a group."""
+        """The group's number of offset resets, from its last answer. None without a group."""
         return self._offsets_version
 
     @property
     def leaving(self) -> bool:
-        """True if revoked queues are not released yet."""
+        """True if some revoked queues are not released yet."""
         return bool(self._revoked)
 
     def starting(self, broker_name: str | None = None, *, forbidden: bool = True) -> list[Q]:
@@ -92,7 +93,8 @@ class AssignedQueues(ABC, Generic[Q]):
 
     @property
     def forbidden(self) -> Mapping[MessageQueue, NoPermissionError]:
-        """The queues held that the group may not read now, with the reason. Not to be kept: it changes."""
+        """The queues held that the group may not read now, with the reason. The mapping is live: do not keep it, copy
+        it."""
         return self._forbidden
 
     @property
@@ -101,22 +103,24 @@ class AssignedQueues(ABC, Generic[Q]):
         return bool(self._forbidden) and len(self._forbidden) == len(self._queues)
 
     def _fetched_at(self, queue: MessageQueue, offset: int) -> Q | None:
-        """Return the queue if its next fetch is at `offset`; None if the queue was revoked or moved."""
+        """Return the queue if its next fetch is at `offset`. Returns None if the queue was revoked, or its fetch offset
+        has changed."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.fetch_offset != offset:
             return None
         return assigned
 
-    # Ownership
+    # Methods that grant, revoke and release queues
 
     def assignment_received(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Take up the group's answer to a heartbeat that was sent at `sent_s`."""
+        """Apply the group's answer to a heartbeat that was sent at `sent_s`: grant and revoke queues, and renew the
+        lease."""
         self._hold(assignment.queues, assignment.generation, sent_s)
         self._lease_until_s = sent_s + self._fence_after_s
         self._offsets_version = assignment.offsets_version
 
     def hold(self, queues: Collection[MessageQueue], now_s: float) -> None:
-        """Have exactly these queues, without a group."""
+        """Hold exactly the given queues, without a group."""
         self._fenced.clear()
         self._hold(queues, 0, now_s)
         self._lease_until_s = math.inf
@@ -138,14 +142,15 @@ class AssignedQueues(ABC, Generic[Q]):
         self._joined = True
 
     def started(self, assigned: Q, start: QueueOffset) -> None:
-        """Fetch a queue of `starting` from its start offset. Ignored if the queue was lost or revoked since."""
+        """Start to fetch a queue at its start offset. Does nothing if the queue was lost or revoked since `starting`
+        returned it."""
         if assigned.state is AssignmentState.STARTING:
             assigned.start(start)
             self._state_changed(assigned)
 
     def forbid(self, assigned: Q, error: NoPermissionError) -> bool:
-        """Fetch and deliver no messages of a queue until `allow`, because the group may not read it now. This member
-        keeps the queue. Returns False if the queue was forbidden before, or was lost or revoked since."""
+        """Stop fetching and delivering a queue until `allow`, because the group may not read the queue now. This member
+        keeps the queue. Returns False if the queue was already forbidden, or was lost or revoked since."""
         queue = assigned.queue
         if self._queues.get(queue) is not assigned or assigned.revoked:
             return False
@@ -156,12 +161,13 @@ class AssignedQueues(ABC, Generic[Q]):
         return is_new
 
     def allow(self, assigned: Q) -> None:
-        """Continue with a queue that was forbidden, where it stopped."""
+        """Continue with a forbidden queue at the offset at which the consumer stopped."""
         assigned.allow()
         self._state_changed(assigned)
 
     def revoke(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Fetch and deliver nothing more of these queues; `release` gives them up once they are finished with."""
+        """Stop fetching and delivering these queues. `release` gives each queue up after the program has finished with
+        its messages."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -169,7 +175,7 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def release(self, now_s: float) -> list[MessageQueue]:
-        """Release the revoked queues that may go, and return them: other members wait for them."""
+        """Release the revoked queues that are finished, and return them: other members wait for these queues."""
         released = [assigned for assigned in self._revoked.values() if self._may_go(assigned, now_s)]
         for assigned in released:
             assigned.change(AssignmentEvent.RELEASE)
@@ -177,7 +183,7 @@ class AssignedQueues(ABC, Generic[Q]):
         return [assigned.queue for assigned in released]
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Deliver and commit nothing more of these queues: others have them, or they are deleted."""
+        """Deliver and commit nothing more of these queues, because other members have them or they are deleted."""
         for queue in queues:
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -185,37 +191,41 @@ class AssignedQueues(ABC, Generic[Q]):
                 self._state_changed(assigned)
 
     def lose_all(self) -> bool:
-        """Deliver and commit nothing more of any queue: others may get them. False if there were none."""
+        """Deliver and commit nothing more of any queue, because other members may get the queues. Returns False if no
+        queue was held."""
         lost = list(self._queues)
         self.lose(lost)
         return bool(lost)
 
     def fence(self, now_s: float) -> bool:
-        """Lose all queues if the group was silent for too long: others may have them. True if so."""
+        """Lose all queues if the group did not answer before the lease expired, because other members may have the
+        queues. Returns True if queues were lost."""
         return now_s > self._lease_until_s and self.lose_all()
 
     def is_absent(self, now_s: float) -> bool:
-        """True if the member is to leave its group until it is back."""
+        """True if the member must leave its group for now. A pull consumer is absent if its program does not
+        poll."""
         return False
 
-    # Committing
+    # Methods that commit offsets
 
     @property
     def has_uncommitted(self) -> bool:
-        """True if there is something to commit."""
+        """True if some queue has an offset to commit."""
         return any(assigned.dirty for assigned in self._perhaps_dirty())
 
     @abstractmethod
     def commit_is_urgent(self) -> bool:
-        """True if a caller or a member waits for a commit."""
+        """True if a caller in this process or another member of the group waits for a commit."""
 
     def waits_for_broker(self) -> bool:
-        """True if a queue waits for its start offset, or a member for a commit. A forbidden queue waits for its next
-        turn."""
+        """True if a queue waits for its start offset, or if a commit is urgent. A forbidden queue does not count: the
+        broker is asked about it at the next interval."""
         return not self._starting.keys() <= self._forbidden.keys() or self.commit_is_urgent()
 
     def uncommitted(self, broker_name: str | None = None) -> dict[MessageQueue, OffsetCommit]:
-        """The commits of everything that is finished and not committed, for one broker group or for all."""
+        """Create the commits of all finished, uncommitted messages of one broker group, or of all broker
+        groups."""
         return {
             assigned.queue: assigned.ask(assigned.commit_offset)
             for assigned in self._perhaps_dirty()
@@ -225,8 +235,8 @@ class AssignedQueues(ABC, Generic[Q]):
     def reset_queries(
         self, broker_name: str | None = None, *, only_forbidden: bool = False
     ) -> dict[MessageQueue, OffsetCommit]:
-        """Make commits without an offset, whose answer names the queues that were reset and the queues that may be
-        read. Includes all queues that have started, or only the forbidden ones."""
+        """Create commits without an offset. The broker's answer to them names the queues that were reset and the queues
+        that may be read. Includes all queues that have started, or only the forbidden queues."""
         return {
             assigned.queue: assigned.ask(None)
             for assigned in self._queues.values()
@@ -239,7 +249,7 @@ class AssignedQueues(ABC, Generic[Q]):
         self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer
     ) -> dict[MessageQueue, int]:
         """Apply the brokers' answer to commits, and return the offsets that are now committed. Ignores the answer for a
-        queue that was lost, reset or asked about again since."""
+        queue that was lost or reset since, or for which a later commit was made."""
         committed = {}
         for queue, commit in commits.items():
             refused = queue in answer.fenced or queue in answer.gone or queue in answer.reset
@@ -262,17 +272,18 @@ class AssignedQueues(ABC, Generic[Q]):
         return committed
 
     def _judge_permission(self, assigned: Q, stopped: str | None) -> None:
-        """Go on with a queue, or stop, as a broker's answer says."""
+        """Forbid a queue if the broker's answer stops it (`stopped`: the reason), or allow a forbidden queue
+        again."""
         if stopped is not None:
             self.forbid(assigned, NoPermissionError(stopped))
         elif assigned.forbidden is not None:
             self.allow(assigned)
 
-    # Decided by each kind of consumer
+    # Methods that each kind of consumer implements
 
     @abstractmethod
     def _new_queue(self, queue: MessageQueue, generation: int) -> Q:
-        """A queue of this kind, just granted."""
+        """Create the assignment of a queue that the group has just granted."""
 
     def _is_wanted(self, queue: MessageQueue) -> bool:
         """True if the group may grant this queue."""
@@ -287,22 +298,22 @@ class AssignedQueues(ABC, Generic[Q]):
         """Continue at the offset to which a queue was reset."""
 
     def _perhaps_dirty(self) -> Iterable[Q]:
-        """Queues among which are all that have something to commit."""
+        """Return the queues that may have an offset to commit; every queue that has one is among them."""
         return self._queues.values()
 
     def _committed(self, assigned: Q) -> None:
-        """Take note that a commit of a queue was answered."""
+        """Called after the broker has accepted a commit of the queue."""
 
-    # The tables of queues
+    # Methods that update the tables of queues
 
     def _take_up(self, assigned: Q) -> Q:
-        """Hold a queue that was not held."""
+        """Add a queue that this member did not hold."""
         self._queues[assigned.queue] = assigned
         self._state_changed(assigned)
         return assigned
 
     def _state_changed(self, assigned: Q) -> None:
-        """Bring the tables of queues up to date for one whose state has changed."""
+        """Update the tables of queues after the state of `assigned` has changed."""
         queue, state = assigned.queue, assigned.state
         for table, has in ((self._starting, state is AssignmentState.STARTING), (self._revoked, assigned.revoked)):
             if has:

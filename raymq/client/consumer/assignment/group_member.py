@@ -1,11 +1,11 @@
-"""GroupMember sends a consumer's heartbeats to its group, whose answers grant, revoke and keep its queues.
+"""GroupMember sends a consumer's heartbeats to its group. The group's answers grant, revoke and keep the queues.
 
     next_heartbeat (wanted topics, queues held) → Rebalance → assigned: AssignedQueues.assignment_received, a new lease
                                                             → unanswered, too long: AssignedQueues.fence
 
 The death of a Rebalance actor has no effect while the lease lasts: the next actor rebuilds the group from the
-heartbeats of its members. It counts offset resets from the beginning, so that members ask their brokers. Only `leave`
-waits.
+heartbeats of its members. The new actor counts offset resets from the beginning, so the members ask their brokers about
+resets. Only `leave` blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMember:
-    """One member of `group`, called `name` there; the HeartbeatSource of its heartbeats. Thread-safe.
+    """The member `name` of the consumer group `group`, and the HeartbeatSource of its heartbeats. Thread-safe.
 
-    `core`, guarded by `lock`, has its queues. `node_id` is the Ray node that this process runs on, for allocation by
-    machine. `expressions`, called with the lock, returns the wanted messages, by topic. `on_assigned` is called after
-    each answer, which may have changed the queues; `on_reset` when offsets of the group were reset.
+    `core`, guarded by `lock`, holds the member's queues. `node_id` is the Ray node that this process runs on, for
+    allocation by machine. `expressions`, called with the lock held, returns the subscription expression of each topic.
+    `on_assigned` is called after each answer, which may have changed the queues. `on_reset` is called after offsets of
+    the group were reset.
     """
 
     def __init__(
@@ -50,27 +51,29 @@ class GroupMember:
         self._group, self._name, self._node_id, self._allocation = group, name, node_id, allocation
         self._on_assigned, self._on_reset, self._expressions = on_assigned, on_reset, expressions
         self._membership: Membership | None = None
-        """None before the consumer takes part in its group."""
+        """The consumer's membership; None before the consumer joins its group."""
         self._failure: RaymqError | None = None
         """The error of the last heartbeat that failed."""
         self.refusal: SubscriptionConflictError | None = None
-        """The reason why the group does not take the member; None if it does."""
+        """The error with which the group refuses this member; None if the group accepts the member."""
 
     def check(self, expressions: Mapping[str, str]) -> None:
-        """SubscriptionConflictError if other members want other messages of one of these topics. Waits for a call."""
+        """Check this member's subscriptions with the group, in a blocking call. Raises SubscriptionConflictError if
+        other members have a different expression for one of the topics."""
         self._rebalance.check(self._group, self._name, expressions)
 
     def join(self) -> None:
-        """Send heartbeats from now on."""
+        """Join the group: start to send heartbeats."""
         self._membership = self._rebalance.join(self._group, self)
 
     def beat_soon(self) -> None:
-        """Send the next heartbeat at once: something has changed that others wait for."""
+        """Send the next heartbeat at once, because a change has happened that other members wait for."""
         if self._membership is not None:
             self._membership.beat_soon()
 
     def fence(self) -> None:
-        """Give up all queues if the group has not answered for FENCE_AFTER_S: others may get them now."""
+        """Give up all queues if the group has not answered for FENCE_AFTER_S, because other members may get the queues
+        now."""
         with self._lock:
             lost = self._core.fence(time.monotonic())
         if lost:
@@ -79,37 +82,39 @@ class GroupMember:
             )
 
     def release(self) -> None:
-        """Release the revoked queues that may go. The next heartbeat is sent at once: other members wait for them."""
+        """Release the revoked queues that are finished. The next heartbeat is sent at once, because other members wait
+        for these queues."""
         with self._lock:
             released = self._core.leaving and self._core.release(time.monotonic())
         if released:
             self.beat_soon()
 
     def leave(self) -> None:
-        """Give up all queues and leave the group. If the group cannot be reached, it notices by itself. May wait for a
-        few seconds."""
+        """Give up all queues and leave the group. If the group cannot be reached, the member's session expires there.
+        May block for a few seconds."""
         with self._lock:
             self._core.lose_all()
         if self._membership is not None:
             self._membership.leave(self._farewell())
 
     def raise_failure(self) -> None:
-        """Raise the error of the last heartbeat if the group never answered any."""
+        """Raise the error of the last heartbeat if the group has never answered a heartbeat."""
         with self._lock:
             joined = self._core.joined
         if not joined and self._failure is not None:
             raise self._failure
 
     def raise_refusal(self) -> None:
-        """SubscriptionConflictError while other members of the group want other messages of a topic."""
+        """Raises SubscriptionConflictError while other members of the group have a different expression for a
+        topic."""
         if self.refusal is not None:
             raise SubscriptionConflictError(*self.refusal.args)
 
-    # A HeartbeatSource: called from the client's threads
+    # HeartbeatSource methods, called from the client's threads
 
     def next_heartbeat(self) -> GroupHeartbeat | None:
-        """The queues held, and the topics wanted. While the member is absent, first a farewell that gives up all
-        queues, then nothing."""
+        """Return a heartbeat with the queues held and the topics wanted. If the member is absent (its program does not
+        poll), the first call returns a farewell that gives up all queues, and later calls return None."""
         with self._lock:
             if not self._core.is_absent(time.monotonic()):
                 return GroupHeartbeat(
@@ -126,7 +131,7 @@ class GroupMember:
         return self._farewell()
 
     def assigned(self, assignment: GroupAssignment, sent_s: float) -> None:
-        """Take up the group's answer, which renews the lease on the queues."""
+        """Apply the group's answer, which renews the lease on the queues."""
         self.refusal = None
         with self._lock:
             known_version = self._core.offsets_version
@@ -137,14 +142,14 @@ class GroupMember:
         self._on_assigned()
 
     def unanswered(self, error: RaymqError) -> None:
-        """Note that the group gives no answer; the queues are used while the lease lasts."""
+        """Record that the group does not answer. The member uses its queues while the lease lasts."""
         logger.info("%s: %s", self._name, error)
         self._failure = error
         self.fence()
 
     def refused(self, error: SubscriptionConflictError) -> None:
-        """Note that the group does not accept this member. Heartbeats continue, so that it gets queues after the other
-        members have left. It uses the queues that it holds while the lease lasts."""
+        """Record that the group does not accept this member. Heartbeats continue, so that this member gets queues after
+        the conflicting members have left. It uses the queues that it holds while the lease lasts."""
         if self.refusal is None:
             logger.warning("%s: %s", self._name, error)
         self.refusal = error

@@ -1,11 +1,11 @@
-"""OffsetCommitter asks for the start offsets of a consumer's queues, and commits. One thread per broker group does so
-for all consumers of a process.
+"""OffsetCommitter requests the start offsets of a consumer's queues, and commits offsets. One thread per broker group
+does this work for all consumers of a process.
 
     AssignedQueues.starting → start offsets → started        uncommitted → commit → commit_answered
 
-With a thread each, no broker group waits for another. Commits are coalesced: a commit is sent when the interval since
-the last one is over, and covers everything that was finished in between. It is sent at once if a caller waits for it. A
-failed call is repeated after a pause.
+Each broker group has its own thread, so no broker group waits for another. Commits are coalesced: after each commit
+interval, one commit covers all messages that were finished during the interval. A commit is sent at once if a caller
+waits for it. A failed call is retried after a pause.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from raymq.common.protocol.group import CommitAnswer, OffsetCommit, QueueOffset,
 from raymq.common.retry import Backoff
 
 RESET_QUERY_INTERVAL_S: Final = 2.0
-"""The time in s between two questions about offset resets, for queues held without a group. Members get the resets from
-their group."""
+"""Interval in s at which a consumer without a group asks its brokers about offset resets. Members of a group learn of
+resets from the group."""
 FORBIDDEN_INTERVAL_S: Final = 2.0
-"""The time in s between two questions to a broker if forbidden queues may be read now."""
+"""Interval in s at which a broker is asked whether forbidden queues may be read again."""
 COMMIT_TIMEOUT_S: Final = 5.0
-"""For one call of a thread here, which calls again after a failure."""
+"""Timeout in s of one call that an offset thread makes to a broker. The thread retries a failed call."""
 
 logger = logging.getLogger(__name__)
 
 
 class OffsetStore(Protocol):
-    """Keeps the group's offsets: at a broker, or in a file (RocketMQ's OffsetStore)."""
+    """Interface of a store of the group's offsets: at a broker, or in a file (RocketMQ's OffsetStore)."""
 
     may_be_reset: bool
-    """True if others may reset the offsets."""
+    """True if other processes may reset the offsets."""
 
     def prepare(self, broker_name: str, timeout_s: float) -> None:
-        """Make the group known to a broker group, or read the file. Called before the first use, and again when the
-        group has become unknown."""
+        """Register the group at a broker group, or read the offset file. Called before the first use, and again if the
+        broker group no longer has the group."""
 
     def start_offsets(self, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, QueueOffset]:
-        """The offsets at which the consumer starts with queues, each with the generation that granted it. Queues may be
-        left out: they are asked for one by one."""
+        """Return the start offset of each queue. `generations`: the generation that granted each queue. The result may
+        omit queues; the caller then calls `start_offset` for each of them."""
 
     def start_offset(self, queue: MessageQueue, generation: int) -> QueueOffset:
-        """The offset at which the consumer starts with a queue. TopicNotExistError."""
+        """Return the offset at which the consumer starts to read a queue. Raises TopicNotExistError."""
 
     def commit_offsets(self, commits: Mapping[MessageQueue, OffsetCommit], timeout_s: float) -> CommitAnswer:
         """Commit offsets; durable on return."""
 
 
 class RemoteBrokerOffsetStore:
-    """Keeps the offsets at the brokers that hold the queues."""
+    """OffsetStore that keeps the group's offsets at the brokers that hold the queues."""
 
     may_be_reset = True
 
@@ -82,7 +82,8 @@ class RemoteBrokerOffsetStore:
 
 
 class CommitThreads:
-    """The threads of a process that call brokers about offsets: one per broker group, made when it is needed."""
+    """The threads of a process that call brokers about offsets: one thread per broker group, started on first
+    use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +91,7 @@ class CommitThreads:
         self._closed = False
 
     def of(self, broker_name: str) -> _BrokerThread:
-        """The thread of a broker group."""
+        """Return the thread of a broker group; start it if needed."""
         with self._lock:
             thread = self._threads.get(broker_name)
             if thread is None:
@@ -98,7 +99,7 @@ class CommitThreads:
             return thread
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         with self._lock:
             self._closed = True
             for thread in self._threads.values():
@@ -106,11 +107,12 @@ class CommitThreads:
 
 
 class OffsetCommitter:
-    """The offsets of one consumer, called `name` in logs; `core`, guarded by `lock`, has its queues. Thread-safe.
+    """Reads and commits the offsets of one consumer. `name`: the consumer's name in logs. `core`, guarded by `lock`,
+    holds the consumer's queues. Thread-safe.
 
-    `interval_s`: how often finished messages are committed to the `store`; None if the program commits. `on_started`
-    is called when queues, or offsets in them, may be fetched that could not be before, `on_committed` when a commit was
-    answered: queues may have waited for it.
+    `interval_s`: how often finished messages are committed to the `store`; None if the program commits. `on_started` is
+    called when queues, or offsets in them, become fetchable. `on_committed` is called after a commit was answered,
+    because queues may have waited for the commit.
     """
 
     def __init__(
@@ -129,9 +131,9 @@ class OffsetCommitter:
         self.interval_s = math.inf if interval_s is None else interval_s
         self.on_started, self.on_committed = on_started, on_committed
         self.refusal: RaymqError | None = None
-        """The error of a commit that cannot succeed; None once it is raised."""
+        """Error of a commit that can never succeed; None after the error was raised to the program."""
         self.armed = False
-        """The threads are to look for finished messages, at their time."""
+        """True if the threads are scheduled to look for finished messages at the next interval."""
         self.store, self._threads = store, threads
         self._works_lock = threading.Lock()
         """Guards `_works` and `_closed`."""
@@ -139,8 +141,8 @@ class OffsetCommitter:
         self._closed = False
 
     def wake(self) -> None:
-        """Look for queues that need a start offset, and for offsets to commit. Calls the brokers at once if a caller
-        waits."""
+        """Schedule the broker threads, which look for queues without a start offset and for offsets to commit. Calls
+        the brokers at once if a caller waits."""
         with self.lock:
             urgent = self.core.waits_for_broker()
             if self.armed and not urgent:
@@ -152,20 +154,22 @@ class OffsetCommitter:
             self.armed = False
 
     def ask_about_resets(self) -> None:
-        """Ask the brokers about every queue held, because offsets of the group were reset."""
+        """Ask the brokers whether the offset of any held queue was reset, because offsets of the group were
+        reset."""
         for work in self._all():
             work.ask.set()
             work.forbidden_at_s = -math.inf
             work.schedule(now=True)
 
     def prepare(self, broker_names: Iterable[str], timeout_s: float) -> None:
-        """Make the group known to each of these brokers that is not known to know it. Blocks for calls."""
+        """Register the group at each of these brokers, unless it is already registered there. Blocks for the
+        calls."""
         for work in map(self._work, sorted(set(broker_names))):
             if work is not None:
                 work.prepare(timeout_s)
 
     def commit(self, timeout_s: float) -> dict[MessageQueue, int]:
-        """Commit everything that is finished, in this thread, and return the committed offsets."""
+        """Commit all finished messages, in this thread, and return the committed offsets."""
         with ExitStack() as held:
             for work in self._all():
                 held.enter_context(work.commit_lock)
@@ -175,7 +179,7 @@ class OffsetCommitter:
             return self.answered(commits, self.store.commit_offsets(commits, timeout_s)) if commits else {}
 
     def answered(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> dict[MessageQueue, int]:
-        """Take the brokers' answer to commits, and return the committed offsets."""
+        """Apply the brokers' answer to commits, and return the committed offsets."""
         with self.lock:
             forbidden = set(self.core.forbidden)
             committed = self.core.commit_answered(commits, answer)
@@ -196,13 +200,13 @@ class OffsetCommitter:
         return committed
 
     def raise_refusal(self) -> None:
-        """Raise, once, the error with which a broker has refused a commit of a thread here for good."""
+        """Raise, once, the permanent error with which a broker refused a commit of a background thread."""
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             raise refusal
 
     def close(self) -> None:
-        """Commit nothing more; offsets that are not committed by now are not."""
+        """Stop committing. Offsets that are not committed yet stay uncommitted."""
         with self._works_lock:
             self._closed = True
         for work in self._all():
@@ -213,7 +217,7 @@ class OffsetCommitter:
             return [work for _, work in sorted(self._works.items())]
 
     def _work(self, broker_name: str) -> _BrokerWork | None:
-        """The work at a broker group; None once closed."""
+        """Return this consumer's offset work at a broker group; None after `close`."""
         with self._works_lock:
             work = self._works.get(broker_name)
             if work is None and not self._closed:
@@ -223,15 +227,17 @@ class OffsetCommitter:
 
 
 class _BrokerThread:
-    """The thread of one broker group, which does the works of all consumers there when they are due."""
+    """The thread that calls one broker group about offsets, for all consumers of the process, when their work
+    is due."""
 
     def __init__(self, broker_name: str, *, closed: bool) -> None:
         self.broker_name = broker_name
         self._changed = threading.Condition()
         self._works: dict[_BrokerWork, float] = {}
-        """The time at which each work is due, on `time.monotonic`'s clock."""
+        """The pending work of each consumer, with the time at which it is due, on `time.monotonic`'s clock."""
         self._not_before_s = 0.0
-        """The broker did not answer; the other works would only wait for the same."""
+        """Time before which no call is made, after the broker did not answer: the work of the other consumers would
+        only wait for the same broker."""
         self._closed = closed
         threading.Thread(target=self._run, name=f"offsets-{broker_name}", daemon=True).start()
 
@@ -252,7 +258,7 @@ class _BrokerThread:
             self._changed.notify()
 
     def _next(self) -> _BrokerWork | None:
-        """Wait for the next work that is due, and take it. None once closed."""
+        """Wait until work is due, remove the work from the schedule and return it. Returns None after `close`."""
         with self._changed:
             while not self._closed:
                 work, due_s = min(self._works.items(), key=lambda item: item[1], default=(None, math.inf))
@@ -273,27 +279,28 @@ class _BrokerThread:
                 logger.warning("%s: offsets at %s, trying again: %s", work.committer.name, self.broker_name, error)
                 self._not_before_s = time.monotonic() + backoff.next()
                 work.schedule(now=True)
-            except Exception:  # a bug, in one consumer: the queues of the others go on
+            except Exception:  # a bug in one consumer must not stop the queues of the other consumers
                 logger.exception("%s: offsets at %s, trying again", work.committer.name, self.broker_name)
                 work.failed()
 
 
 class _BrokerWork:
-    """One consumer's offsets at one broker group."""
+    """The offset work of one consumer at one broker group: start offsets and commits."""
 
     def __init__(self, committer: OffsetCommitter, thread: _BrokerThread) -> None:
         self.committer, self.thread = committer, thread
         self.ask = threading.Event()
-        """The next commit is to ask about every queue."""
+        """Set if the next commit must ask the broker about every queue, because offsets were reset."""
         self.commit_lock = threading.Lock()
-        """Held over a commit, so that one that goes back is not overtaken by one from before."""
+        """Held during a commit, so that an older commit cannot overtake a commit that moves an offset
+        backwards."""
         self.closed = False
         self.commit_at_s = time.monotonic() + committer.interval_s
         """The time of the next commit of finished messages."""
         self._asked_s = time.monotonic()
-        """When resets were asked about last."""
+        """Time at which the broker was last asked about offset resets."""
         self.forbidden_at_s = -math.inf
-        """When the broker is asked again about queues that may not be read."""
+        """Time at which the broker is next asked whether forbidden queues may be read."""
         self._prepared = False
         self._backoff = Backoff()
         self._not_before_s = 0.0
@@ -304,7 +311,7 @@ class _BrokerWork:
             self._prepared = True
 
     def schedule(self, *, now: bool = False) -> float:
-        """Schedule this work `now`, or at the time of the next commit or of the next question about resets. Returns the
+        """Schedule this work `now`, or at the time of the next commit or reset query. Returns the scheduled
         time."""
         committer = self.committer
         at_s = -math.inf if now else math.inf
@@ -322,12 +329,14 @@ class _BrokerWork:
 
     @property
     def _asks_alone(self) -> bool:
-        """True if no group reports resets. Called with the consumer's lock held."""
+        """True if no group reports offset resets, so that this consumer asks the brokers itself. The caller holds the
+        consumer's lock."""
         core = self.committer.core
         return self.committer.store.may_be_reset and core.joined and core.offsets_version is None
 
     def do(self) -> None:
-        """Commit finished messages and start queues. Raises RaymqError if the broker does not answer."""
+        """Commit finished messages and fetch missing start offsets. Raises RaymqError if the broker does not
+        answer."""
         self.committer.armed = False
         try:
             self.prepare()
@@ -341,14 +350,15 @@ class _BrokerWork:
             self.schedule()
         except RaymqError as error:
             if isinstance(error, GroupNotExistError):
-                self._prepared = False  # the group was deleted, or the broker creates no groups by itself
+                # the group was deleted, or the broker does not create groups automatically; register the group again
+                self._prepared = False
             elif error.retryable:
                 raise
             logger.warning("%s: offsets at %s, trying again: %s", self.committer.name, self.thread.broker_name, error)
             self.failed()
 
     def failed(self) -> None:
-        """Leave this consumer alone for a moment."""
+        """Retry this consumer's work after a back-off."""
         self._not_before_s = time.monotonic() + self._backoff.next()
         self.schedule(now=True)
 
@@ -383,8 +393,8 @@ class _BrokerWork:
             committer.answered(commits, answer)
 
     def _start_queues(self, *, forbidden: bool) -> None:
-        """Ask for the start offset of each queue without one, and let the queue be fetched. `forbidden`: include the
-        queues that the group could not read. A topic that the group may not read stops only its own queues."""
+        """Get the start offset of each queue without one, and make the queue fetchable. `forbidden`: include queues
+        that the group could not read. A topic that the group may not read stops only the topic's own queues."""
         committer = self.committer
         with committer.lock:
             starting: list[AssignedQueue] = committer.core.starting(self.thread.broker_name, forbidden=forbidden)
@@ -396,7 +406,8 @@ class _BrokerWork:
             for assigned in starting:
                 try:
                     start = self._start_offset(assigned, starts, refusals)
-                except (TopicNotExistError, InvalidArgumentError) as error:  # deleted, or with fewer queues now
+                # the topic was deleted, or has fewer queues now
+                except (TopicNotExistError, InvalidArgumentError) as error:
                     logger.warning("%s gives up %s: %s", committer.name, assigned.queue, error)
                     with committer.lock:
                         committer.core.lose([assigned.queue])
@@ -418,8 +429,8 @@ class _BrokerWork:
         starts: Mapping[MessageQueue, QueueOffset],
         refusals: dict[str, NoPermissionError],
     ) -> QueueOffset | None:
-        """Return the start offset of a queue; None if the group may not read its topic, whose error `refusals` has
-        then. Raises TopicNotExistError, InvalidArgumentError."""
+        """Return the start offset of a queue. Returns None if the group may not read the queue's topic; `refusals` then
+        has the topic's error. Raises TopicNotExistError, InvalidArgumentError."""
         queue = assigned.queue
         if queue in starts or queue.topic in refusals:
             return starts.get(queue)

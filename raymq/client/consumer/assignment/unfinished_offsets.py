@@ -1,7 +1,8 @@
-"""UnfinishedOffsets is the account of one queue's messages that are finished one by one: it says what may be committed.
+"""UnfinishedOffsets tracks the unfinished messages of one queue if messages finish one by one, and gives the offset to
+commit.
 
-The offset to commit is the smallest that is not finished (spec/messaging.md §5.5), so one slow message holds the commit
-point and nothing else.
+The offset to commit is the smallest unfinished one (spec/messaging.md §5.5). So one slow message delays only the
+commit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 
 class UnfinishedOffsets:
-    """The offsets of messages that were fetched and are not finished. They are added in ascending order."""
+    """Offsets of messages that were fetched and are not finished. Offsets are added in ascending order."""
 
     def __init__(self) -> None:
         self._left: set[int] = set()
@@ -27,8 +28,8 @@ class UnfinishedOffsets:
         self._next = offsets[-1] + 1
 
     def remove(self, offsets: Collection[int]) -> int:
-        """Finish messages, and return the offset to commit: the smallest unfinished one, or the offset after the last
-        message if none is unfinished. Returns -1 if no message was unfinished before."""
+        """Mark messages as finished, and return the offset to commit: the smallest unfinished offset, or the offset
+        after the last message if all are finished. Returns -1 if no message was unfinished before."""
         if not self._left:
             return -1
         self._left.difference_update(offsets)
@@ -36,8 +37,8 @@ class UnfinishedOffsets:
 
     @property
     def first(self) -> int:
-        """The smallest unfinished offset; the offset after the last message if all are finished; -1 if there never was
-        a message."""
+        """The smallest unfinished offset. If all messages are finished, the offset after the last message; -1 if no
+        message was ever added."""
         order, left = self._order, self._left
         while order and order[0] not in left:
             order.popleft()
@@ -45,5 +46,6 @@ class UnfinishedOffsets:
 
     @property
     def span(self) -> int:
-        """The distance in offsets from the first unfinished message to the last fetched one; 0 if all are finished."""
+        """Number of offsets from the first unfinished message to the last fetched message; 0 if all messages are
+        finished."""
         return self._order[-1] - self.first if self._left else 0

@@ -1,6 +1,7 @@
-"""AssignedMessageQueue is a queue of a pull consumer: its offsets, and the records that wait for a poll.
+"""AssignedMessageQueue is a queue that a pull consumer holds: its offsets, and the records that wait for a poll.
 
-No threads, no clock, no calls: raymq.client.consumer.pull.subscription_state has all queues of a consumer.
+This module uses no threads, no clock and no calls. raymq.client.consumer.pull.subscription_state holds all queues of a
+consumer.
 """
 
 from __future__ import annotations
@@ -17,91 +18,96 @@ from raymq.common.protocol.group import QueueOffset
 
 @dataclass(slots=True)
 class QueueFlags:
-    """The state of one queue as SubscriptionState's tables have it."""
+    """The state of one queue that SubscriptionState's tables and totals currently reflect."""
 
     tables: tuple[bool, ...] = ()
-    """The tables that have the queue."""
+    """For each table, True if the table contains the queue."""
     hungry_at: int = -1
-    """The offset to fetch; -1 if it is not to be fetched."""
+    """The next offset to fetch; -1 if the queue must not be fetched."""
     news_at: int = -1
-    """The offset from which new records are awaited; -1 if the queue is not read in place."""
+    """The offset from which the consumer waits for new records; -1 if the queue is not read in place."""
     count: int = 0
-    """The `buffered_count` and `buffered_bytes` that the totals have."""
+    """The queue's `buffered_count` and `buffered_bytes` that are included in the totals."""
     size_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class AssignedMessageQueue(AssignedQueue):
-    """One assignment of a queue, from its grant to its release. Its offsets: done ≤ position ≤ fetch_offset."""
+    """One assignment of a queue to a pull consumer, from its grant to its release. Its offsets: done ≤ position ≤
+    fetch_offset."""
 
     position: int = 0
-    """The next offset that a poll returns."""
+    """Offset of the next message that a poll returns."""
     done: int = 0
-    """The program has finished with every message before it."""
+    """The offset up to which the program has finished with all messages (exclusive)."""
     buffered: deque[FetchedRecords] = field(default_factory=deque)
-    """The records that wait for a poll; none while the queue is paused or revoked."""
+    """Fetched records that wait for a poll; empty while the queue is paused or revoked."""
     buffered_count: int = 0
     buffered_bytes: int = 0
     noted: QueueFlags = field(default_factory=QueueFlags)
-    """The state of this queue that the consumer's tables show."""
+    """The state of this queue that the consumer's tables currently reflect."""
     mapped: bool = False
-    """The queue is read in place, from mapped files of a storage actor on this node; else by fetches."""
+    """True if the queue is read in place, from mapped files of a storage actor on this node; False if it is read by
+    fetches."""
     known_end: int = 0
-    """The visible end of the queue, as last heard; for a queue that is read in place."""
+    """The visible end of a queue that is read in place, from the store's last answer."""
     fetching: bool = False
-    """A fetch from `fetch_offset` is under way, and its result is wanted."""
+    """True if a fetch from `fetch_offset` is in flight, and its result is wanted."""
     settled: bool = True
-    """The program has finished with everything that polls returned."""
+    """True if the program has finished with all messages that polls returned."""
     paused: bool = False
     unfinished: UnfinishedOffsets | None = None
-    """The messages that polls returned and the program has not acknowledged; None unless it acknowledges each."""
+    """Messages that polls returned and the program has not acknowledged; None unless the program acknowledges each
+    message."""
 
     def start(self, start: QueueOffset) -> None:
-        """Fetch from the start offset. Without a group no broker has stored the offset, so it must be committed."""
+        """Start to fetch at the start offset. Without a group no broker has stored this offset, so it must still be
+        committed."""
         AssignedQueue.start(self, start)
         self.position = self.done = start.queue_offset
         if not self.generation:
             self.committed = None
 
     def revoke(self, now_s: float) -> None:
-        """Neither fetch nor return messages of the queue."""
+        """Stop fetching and returning messages of the queue."""
         AssignedQueue.revoke(self, now_s)
         self.refetch_from(self.position)
 
     def hold_back(self) -> None:
-        """Drop the buffered records: polls return nothing of the queue now."""
+        """Drop the buffered records, so that polls return nothing of the queue for now."""
         self.refetch_from(self.position)
 
     @property
     def commit_offset(self) -> int:
-        """The offset to commit: the program has finished with every message before it."""
+        """Offset to commit. The program has finished with every message before this offset."""
         return self.done
 
     @property
     def silent(self) -> bool:
-        """True if the queue is neither fetched from nor returned."""
+        """True if the consumer neither fetches from the queue nor returns its messages."""
         return self.paused or self.forbidden is not None or self.state is not AssignmentState.STARTED
 
     @property
     def unread(self) -> bool:
-        """True if the mapped files have more of the queue than was found."""
+        """True if the mapped files hold messages of the queue that were not read yet."""
         return self.mapped and not self.silent and self.fetch_offset < self.known_end
 
     def refetch_from(self, offset: int) -> None:
-        """Drop the buffered records and the fetch under way, and fetch from `offset`, which polls return next."""
+        """Drop the buffered records and the fetch in flight. The next fetch and the next poll start at
+        `offset`."""
         self.fetch_offset = self.position = offset
         self.fetching = False
         self.buffered.clear()
         self.buffered_count = self.buffered_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset`: earlier messages count as finished, later ones do not."""
+        """Continue at `offset`: earlier messages count as finished, later messages do not."""
         self.refetch_from(offset)
         self.done = offset
         self.forget_returned()
 
     def forget_returned(self) -> None:
-        """Expect no acknowledgement of what polls have returned so far."""
+        """Stop expecting acknowledgements of the messages that polls have returned so far."""
         if self.unfinished is not None:
             self.unfinished = UnfinishedOffsets()
 
@@ -112,28 +118,29 @@ class AssignedMessageQueue(AssignedQueue):
         self.backwards, self.asked = False, None
 
     def expect(self, offsets: Sequence[int]) -> None:
-        """Expect acknowledgements of messages that a poll returns."""
+        """Expect acknowledgements of messages that a poll is about to return."""
         if self.unfinished is not None and offsets:
             self.unfinished.add(offsets)
 
     def acknowledge(self, offsets: Collection[int]) -> None:
-        """Count messages as finished. Messages that are not expected change nothing."""
+        """Mark messages as finished. Ignores messages for which no acknowledgement is expected."""
         if self.unfinished is not None:
             self.unfinished.remove(offsets)
 
     def follow_acknowledgements(self) -> None:
-        """Count every message before the first unacknowledged one as finished."""
+        """Mark every message before the first unacknowledged message as finished."""
         if self.unfinished is not None:
             self.settled = not len(self.unfinished)
             self.done = self.position if self.settled else self.unfinished.first
 
     def finish(self) -> None:
-        """Count everything that polls returned as finished."""
+        """Mark all messages that polls returned as finished."""
         self.done = self.position
         self.settled = True
 
     def fetched(self, fetched: FetchedRecords) -> None:
-        """Buffer the records that the fetch under way found; it may have found none, and skipped some."""
+        """Buffer the records of a completed fetch. The fetch may have found no records, and may have skipped
+        messages."""
         self.fetching = False
         self.fetch_offset = fetched.next_offset
         if fetched.count:
@@ -146,7 +153,7 @@ class AssignedMessageQueue(AssignedQueue):
             self.position = fetched.next_offset
 
     def returned(self, part: PolledRecords) -> None:
-        """Take the records that a poll returns off the front of the buffer."""
+        """Remove the records that a poll returns from the front of the buffer."""
         fetched = self.buffered[0]
         self.position = part.next_offset
         self.buffered_count -= part.count

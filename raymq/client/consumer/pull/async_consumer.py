@@ -1,11 +1,11 @@
 """AsyncPullConsumer is the pull consumer for asyncio: PullConsumer's methods, without blocking the event loop.
 
-A poll that waits costs no thread: the engine wakes it through the loop. Calls to brokers and stores run in a few
-threads of this consumer's own, and so does decoding, unless it is less work than changing the thread. A poll that is
-cancelled has taken nothing: the next one returns the messages.
+A poll that waits costs no thread: the engine wakes the poll through the loop. Calls to brokers and stores run in a few
+threads of this consumer. Decoding runs there, too, unless it takes less time than a change of thread. A cancelled poll
+has taken no messages: the next poll returns them.
 
-A poll consists of steps, and what an await divides. Each step runs aside: a signal handler that raises in the loop's
-thread ends the poll between steps.
+A poll is a sequence of steps, separated by awaits. Each step runs aside (in a helper thread), so a signal handler that
+raises in the loop's thread can end the poll only between steps.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 
 CALL_THREADS: Final = 4
 INLINE_BYTES: Final = 16 * 1024
-"""Records up to this size are decoded on the loop: some 0.1 ms."""
+"""Maximum size of records that are decoded on the event loop: that takes about 0.1 ms."""
 LOOK_AGAIN_S: Final = 1.0
-"""How long a poll waits at most before it looks again. A signal handler that raises in the callback that wakes the poll
-ends that callback, and nothing else would wake it."""
+"""Maximum time in s that a poll waits before it checks for records again. A signal handler may raise in the callback
+that wakes the poll. That ends the callback, and without this limit nothing else would wake the poll."""
 
 
 class _Step(Generic[Found]):
-    """The outcome of a step of a poll: its end with the messages taken, records to be decoded, or a wait."""
+    """Outcome of one step of a poll: the poll has ended with the messages taken, or records must be decoded, or the
+    poll must wait."""
 
     def __init__(
         self,
@@ -67,10 +68,11 @@ class _Step(Generic[Found]):
 
 
 class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
-    """Made by `Client.async_pull_consumer` inside the event loop that uses it. One task polls at a time.
+    """A pull consumer for asyncio, created by `Client.async_pull_consumer` inside the event loop that uses it. One task
+    polls at a time.
 
-    Each method has the arguments, result and errors of PullConsumer's method with the same name. A method that calls a
-    broker or a store is awaited. After `close` every method raises ClientStateError.
+    Each method has the arguments, result and errors of PullConsumer's method with the same name. Methods that call a
+    broker or a store are coroutines. After `close` every method raises ClientStateError.
     """
 
     _MADE_BY = "async_pull_consumer"
@@ -79,13 +81,16 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         PullConsumerBase.__init__(self, engine)
         super().__init__(PullConsumer(engine), engine, threads=CALL_THREADS, name=self.group)
         self._waiter: asyncio.Future[None] | None = None
-        """The future of a poll that waits. No asyncio.Event: one whose `set` was interrupted never wakes anybody."""
+        """The future on which a poll waits. An asyncio.Event is unsuitable: if its `set` is interrupted, it never wakes
+        the waiting task."""
         self._watched: list[int] = []
-        """The descriptors that the loop may be watching for a wait."""
+        """The file descriptors that the loop may be watching for a waiting poll."""
         self._watch_lock = threading.Lock()
-        """Held while `_watched` changes: the helper thread of an interrupted wait may still be changing it."""
+        """Held while `_watched` changes, because the helper thread of an interrupted wait may still be changing
+        it."""
         self._decoder = ThreadPoolExecutor(1, f"decode-{self.group}")
-        engine.on_wakeup = partial(self._in_loop, self._look_again)  # in place of the twin's, which never polls
+        # replaces the wake-up of the blocking variant, which never polls in this consumer
+        engine.on_wakeup = partial(self._in_loop, self._look_again)
 
     subscribe = awaited(PullConsumer.subscribe)
     assign = awaited(PullConsumer.assign)
@@ -106,17 +111,17 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
     offsets_for_times = awaited(PullConsumer.offsets_for_times)
 
     async def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """Call a listener when a topic's queues change (`PullConsumer.register_queue_change_listener`).
+        """Register a listener for changes of a topic's queues (`PullConsumer.register_queue_change_listener`).
 
         `callback`, a plain function, is called on the event loop.
         """
         await self._call(partial(self._twin.register_queue_change_listener, topic, partial(self._in_loop, callback)))
 
-    # Messages
+    # Methods that return messages
 
     @bounded(max_messages=POSITIVE)
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
-        """Await messages (`PullConsumer.poll`). Cancelled, it takes none: the next poll returns them."""
+        """Await messages (`PullConsumer.poll`). A cancelled poll takes no messages: the next poll returns them."""
         decode = partial(decode_messages, on_unreadable=self._engine.polls.unreadable.note)
         turn = PollTurn()
         try:
@@ -136,7 +141,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         columns: Sequence[str] | None = None,
         unreadable: Unreadable = "null",
     ) -> pa.Table:
-        """Await messages as an Arrow table (`PullConsumer.poll_table`). Cancelled, it takes none."""
+        """Await messages as an Arrow table (`PullConsumer.poll_table`). A cancelled poll takes no messages."""
         decode = self._engine.polls.table_decoder(body_type, columns, unreadable)
         turn = PollTurn()
         try:
@@ -169,8 +174,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         try:
             while step.taken is None:
                 if step.slices:
-                    # Nothing is awaited between the step that takes messages and the return: a cancelled poll has taken
-                    # nothing.
+                    # Do not await between the step that takes messages and the return, so that a cancelled poll has
+                    # taken nothing.
                     call = partial(self._engine.polls.decode, decode, step.slices)
                     _, decoding = aside(submit_call, self._decoder, call, self._loop)
                     decoded = await decoding
@@ -184,7 +189,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         taken: list[tuple[PolledRecords, Found]] = step.taken
         return taken
 
-    # The steps of a poll: none awaits, and none is interrupted. One that fails ends the poll.
+    # The steps of a poll. No step awaits, and signal handlers cannot interrupt a step. A step that fails ends the poll.
 
     def _begin(
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float, deadline_s: float
@@ -193,7 +198,8 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         return self._look(turn, decode, max_messages, deadline_s)
 
     def _look(self, turn: PollTurn, decode: Decode[Found], max_messages: int, deadline_s: float) -> _Step[Found]:
-        """Decode a small fetch at once, hand a large one to a thread, or find out how long to wait."""
+        """Check for records: decode a small fetch at once, return a large one for decoding in a thread, or return how
+        long to wait."""
         engine, polls = self._engine, self._engine.polls
         with self._ended_by_error(turn):
             slices = [] if engine.closed else polls.peek(max_messages)
@@ -204,7 +210,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
                 if found(taken):
                     polls.end(turn)
                     return _Step(taken)
-                return _Step()  # all of it was excluded: there may be more
+                return _Step()  # the subscription excluded all of these records; more may be available
             left_s = deadline_s - time.monotonic()
             if left_s > 0 and not engine.closed:
                 polls.raise_loss()
@@ -221,7 +227,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         max_messages: int,
         deadline_s: float,
     ) -> _Step[Found]:
-        """Take what a thread has decoded, or look again."""
+        """Take the records that a thread has decoded; if none is wanted, check for more records."""
         with self._ended_by_error(turn):
             taken = self._engine.polls.take(turn, decoded)
             if found(taken):
@@ -242,16 +248,18 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             raise
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait until there may be records, for `timeout_s` at most.
+        """Wait until records may be available, for at most `timeout_s`.
 
-        An interrupt leaves nothing harmful: a timer that only wakes the next wait, and descriptors that the next wait
-        or `close` unwatches.
+        An interrupt leaves nothing harmful: at most a timer that only wakes the next wait, and watched descriptors that
+        the next wait or `close` removes.
         """
         waiter = self._waiter = self._loop.create_future()
-        # Two timers: a signal handler may raise in the callback of one timer.
+        # Set two timers, because a signal handler may raise in the callback of one timer, which would then not wake the
+        # poll.
         timers = [self._loop.call_later(after_s, self._wake) for after_s in (timeout_s, timeout_s + LOOK_AGAIN_S)]
         try:
-            # Aside: an interrupt in the loop's selector would leave it in contradiction with the kernel.
+            # Run aside (in a helper thread): an interrupt inside the loop's selector would make it disagree with the
+            # kernel's state.
             aside(self._watch, self._engine.polls.descriptors())
             await waiter
         finally:
@@ -260,10 +268,12 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             aside(self._unwatch)
 
     def _wake(self) -> None:
-        """Have the poll that waits look again. On the loop, so that nothing can be missed between a look and a wait.
+        """Wake the waiting poll, so that it checks for records again. Runs on the loop, so that no wake-up is missed
+        between a check and a wait.
 
-        Aside: a future whose `set_result` was interrupted has a result, and never wakes its task. The loop stands still
-        for that time; one in debug mode refuses calls of other threads all the same.
+        The future is set aside (in a helper thread): if `set_result` were interrupted, the future would have a result,
+        but would never wake its task. The loop's thread waits for that time. A loop in debug mode refuses calls from
+        other threads, so there the result is set directly.
         """
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -274,7 +284,7 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
             aside(_finish, waiter)
 
     def _watch(self, descriptors: list[int]) -> None:
-        """Have the loop wake this consumer when a descriptor is readable."""
+        """Make the loop wake this consumer when one of the file descriptors is readable."""
         with self._watch_lock:
             self._remove_readers()
             for descriptor in descriptors:
@@ -289,19 +299,19 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         while self._watched:
             self._loop.remove_reader(self._watched.pop())
 
-    # Life
+    # Methods that close the consumer
 
     async def close(self) -> None:
-        """Leave the group, and end the consumer (`PullConsumer.close`). Idempotent."""
+        """Leave the group and close the consumer (`PullConsumer.close`). Idempotent."""
         await self._close(finished=True)
 
     async def _close(self, *, finished: bool) -> None:
-        """Close, in whatever event loop: the consumer's own may have ended."""
+        """Close the consumer. May run in another event loop, because the consumer's own loop may have ended."""
         try:
             if not self._engine.closed:
                 await self._call(partial(self._engine.close, finished=finished))
         finally:
-            if self._engine.closed:  # else the close was cancelled before it began
+            if self._engine.closed:  # otherwise the close was cancelled before it began
                 self._end_pools()
                 if asyncio.get_running_loop() is self._loop:
                     aside(self._unwatch)
@@ -315,11 +325,11 @@ class AsyncPullConsumer(AsyncConsumer[PullConsumer], PullConsumerBase):
         await self._close(finished=kind is None)
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
-        """Make a call on the event loop. May be used from any thread."""
+        """Schedule a call on the event loop. May be used from any thread."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            pass  # the loop is closed, and with it every wait
+            pass  # the loop is closed, so no poll can be waiting
 
     def _look_again(self) -> None:
         self._wake()

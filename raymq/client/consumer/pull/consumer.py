@@ -1,8 +1,9 @@
-"""PullConsumer reads its group's queues, or chosen ones, in the user's process; the program gets messages with `poll`.
+"""PullConsumer reads its group's queues, or chosen queues, in the user's process. The program gets messages with
+`poll`.
 
-A queue that is to go to another member is released inside `poll`, `commit` or `close`: only then has the program
-finished with the messages of earlier polls. The threads and calls are in raymq.client.consumer.pull.engine; the twin
-for asyncio is raymq.client.consumer.pull.async_consumer.
+A revoked queue is released inside `poll`, `commit` or `close`, because only then the program has finished with the
+messages of earlier polls. The threads and calls are in raymq.client.consumer.pull.engine; the asyncio variant is
+raymq.client.consumer.pull.async_consumer.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ if TYPE_CHECKING:
 
 
 class PullConsumerBase(OfProcess):
-    """The methods of PullConsumer and AsyncPullConsumer that wait for nothing."""
+    """The non-blocking methods that PullConsumer and AsyncPullConsumer share."""
 
     def __init__(self, engine: PullEngine) -> None:
         self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
 
     def unsubscribe(self, topic: str) -> None:
-        """Poll no more messages of a topic. Its queues move to other members when this program next polls or commits.
-        Raises ClientStateError without a subscription."""
+        """Stop polling messages of a topic. The topic's queues move to other members when this program next polls or
+        commits. Raises ClientStateError if the topic is not subscribed."""
         self._engine.unsubscribe(topic)
 
     @direct
@@ -59,26 +60,27 @@ class PullConsumerBase(OfProcess):
 
     @direct
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
-        """Count messages as done, in any order, from any thread; for a consumer with ``acknowledge_each=True``.
+        """Mark messages as done, in any order, from any thread. Requires a consumer with ``acknowledge_each=True``.
 
         Every `auto_commit_interval_s`, each queue is committed up to the first message that a poll returned and the
-        program has not acknowledged. Messages of a queue that has moved to another member do not count: that member
-        gets them again. Returns at once. Raises ClientStateError without acknowledge_each.
+        program has not acknowledged. If a queue has moved to another member, acknowledgements of its messages are
+        ignored: that member receives the messages again. Returns at once. Raises ClientStateError without
+        acknowledge_each.
         """
         self._engine.acknowledge(messages)
 
     @direct
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset that the next poll returns from a queue that this consumer holds."""
+        """Return the offset of the next message that a poll returns from a queue that this consumer holds."""
         return self._engine.position(queue)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither fetch nor return messages of these queues until `resume`. This consumer keeps the queues as long as
-        the group assigns them to it. A queue that is lost and granted again is not paused."""
+        """Stop fetching and returning messages of these queues until `resume`. This consumer keeps the queues as long
+        as the group assigns them to it. A queue that is lost and granted again is not paused."""
         self._engine.pause(list(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and return messages of these queues again."""
+        """Continue to fetch and return messages of these queues after `pause`."""
         self._engine.resume(list(queues))
 
     @direct
@@ -88,7 +90,8 @@ class PullConsumerBase(OfProcess):
 
 
 class PullConsumer(PullConsumerBase):
-    """Made by `Client.pull_consumer`. One thread polls at a time; any thread may call the other methods.
+    """A blocking pull consumer, created by `Client.pull_consumer`. One thread polls at a time; any thread may call the
+    other methods.
 
     Methods about this consumer's position in a queue (position, seek, pause, …) raise ClientStateError for a queue that
     this consumer does not hold now. After `close` every method raises ClientStateError.
@@ -99,16 +102,16 @@ class PullConsumer(PullConsumerBase):
         self._wakeup = Wakeup()
         engine.on_wakeup = self._wakeup.set
 
-    # What is consumed
+    # Methods that choose what is consumed
 
     def subscribe(self, topic: str, expression: Expression = "*") -> None:
-        """Consume messages of a topic, and share its queues with the members of the group.
+        """Subscribe to a topic, and share its queues with the members of the group.
 
-        `expression` chooses messages by tag, for example ``"paid || refunded"``; by properties,
-        ``raymq.sql("price > 5")``; or by a predicate (`raymq.predicate`). A second call for a topic replaces its
-        expression, from the next poll on.
+        `expression` chooses messages by tag, for example ``"paid || refunded"``; by properties, ``raymq.sql("price >
+        5")``; or by a predicate (`raymq.predicate`). A second call for a topic replaces its expression, from the next
+        poll on.
 
-        Raises TopicNotExistError, IllegalNameError, InvalidArgumentError; ClientStateError after `assign`, or if
+        Raises TopicNotExistError, IllegalNameError, InvalidArgumentError. Raises ClientStateError after `assign`, or if
         members of the group subscribe to the topic with another expression.
         """
         self._engine.subscribe(topic, expression)
@@ -117,30 +120,30 @@ class PullConsumer(PullConsumerBase):
         """Consume exactly these queues, without being a member of the group: no other consumer gives up a queue.
 
         Offsets are read and committed under the group's name, so other consumers must not use these queues.
-        `expression` chooses messages by tag or by `raymq.sql`, for all topics or by topic. Another call replaces the
-        list. A queue in both lists continues at its position; with auto_commit everything that polls have returned is
-        committed first.
+        `expression` chooses messages by tag or by `raymq.sql`, for all topics or by topic. A second call replaces the
+        list of queues. A queue in both lists continues at its position. With auto_commit, the second call first commits
+        all messages that polls have returned.
 
-        Raises InvalidArgumentError for a queue that does not exist, TopicNotExistError, ClientStateError after
+        Raises InvalidArgumentError for a queue that does not exist, TopicNotExistError, and ClientStateError after
         `subscribe`.
         """
         self._engine.assign(queues, expression)
 
-    # Messages
+    # Methods that return messages
 
     @unwrapped
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[MessageExt]:
         """Return up to `max_messages` messages. Waits up to `timeout_s` for the first message, and returns an empty
         list after that.
 
-        Messages of one queue come in order. With auto_commit, the messages of earlier polls count as done from now on.
-        A message that cannot be read is returned in its place: its `body` raises BodyUnreadableError, and its
+        Messages of one queue are returned in order. With auto_commit, this call marks the messages of earlier polls as
+        done. A message that cannot be read is returned in its place: its `body` raises BodyUnreadableError, and its
         `body_error` is that error.
 
-        Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0;
-        ClientStateError after `close`, or if there is nothing to consume. Raises DataLossError each time that a queue's
-        next message could not be read, and PredicateFailedError each time that its predicate failed; the other queues
-        continue. Raises NoPermissionError while the group may not consume (consume_enable) or read a topic
+        Raises InvalidArgumentError unless `max_messages` is a whole number from 1 and `timeout_s` is from 0. Raises
+        ClientStateError after `close`, or if the consumer has nothing to consume. Raises DataLossError each time that a
+        queue's next message could not be read, and PredicateFailedError each time that its predicate failed; the other
+        queues continue. Raises NoPermissionError while the group may not consume (consume_enable) or read a topic
         (`raymq group forbid`): at once if this concerns all queues, and otherwise instead of an empty list. Raises the
         group's error if the group cannot be joined within the timeout. Raises, once, the error with which a broker has
         refused an automatic commit.
@@ -152,7 +155,7 @@ class PullConsumer(PullConsumerBase):
         try:
             messages = as_messages(aside(turn.step, self._poll, turn, decode, max_messages, timeout_s))
         except BaseException:
-            turn.abandoned = True  # a single store: nothing can come between
+            turn.abandoned = True  # a single store, which a signal handler cannot interrupt
             raise
         return messages
 
@@ -166,20 +169,21 @@ class PullConsumer(PullConsumerBase):
         columns: Sequence[str] | None = None,
         unreadable: Unreadable = "null",
     ) -> pa.Table:
-        """Poll as `poll` does, and return an Arrow table with the columns of `raymq.records.kernels.columns.SCHEMA`,
-        made without an object per message.
+        """Poll as `poll` does, and return an Arrow table with the columns of `raymq.records.kernels.columns.SCHEMA`. No
+        Python object is created per message.
 
         The bodies are a `binary_view` column that refers to the bytes that were read. On the storage actor's node these
-        are bytes of the mapped commit log: a deleted file keeps its space on the disk for as long as the table exists.
-        With `body_type` "binary" the bodies are copied. On another node a table has at most the messages that are
-        buffered; a larger `threshold_all_bytes` makes larger tables. A table ends when its compressed bodies take about
-        64 MiB, decompressed; the next table has the following messages.
+        are bytes of the mapped commit log: a deleted file keeps its disk space for as long as the table exists. With
+        `body_type` "binary" the bodies are copied. On another node a table has at most the messages that are buffered;
+        a larger `threshold_all_bytes` allows larger tables. A table ends when its compressed bodies reach about 64 MiB
+        after decompression; the next table has the following messages.
 
         `columns`: only these columns, which may include `raymq.records.kernels.columns.MORE_COLUMNS`. A message that
         cannot be read is a row with a null body, and the column "error" has the reason. With `unreadable` "raise" a
-        table ends before such a message, and the next poll raises BodyUnreadableError; `seek` goes past the message.
+        table ends before such a message, and the next poll raises BodyUnreadableError; `seek` skips the message.
 
-        Raises as `poll`; ClientStateError with acknowledge_each, because a row of a table cannot be acknowledged.
+        Raises the errors of `poll`. Raises ClientStateError with acknowledge_each, because a row of a table cannot be
+        acknowledged.
         """
         max_messages = number_in("max_messages", max_messages, POSITIVE)
         timeout_s = number_in("timeout_s", timeout_s, TIME_S)
@@ -193,8 +197,8 @@ class PullConsumer(PullConsumerBase):
         return table
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Iterate over messages until the consumer is closed. With auto_commit, a message counts as done when the next
-        message is requested, so leaving the loop skips no message."""
+        """Iterate over messages until the consumer is closed. With auto_commit, a message counts as done when the
+        program requests the next message, so a program that leaves the loop skips no message."""
         while not self._engine.closed:
             try:
                 messages = self.poll(max_messages=1)
@@ -207,7 +211,7 @@ class PullConsumer(PullConsumerBase):
     def _poll(
         self, turn: PollTurn, decode: Decode[Found], max_messages: int, timeout_s: float
     ) -> list[tuple[PolledRecords, Found]]:
-        """Poll, in a thread that no signal handler interrupts."""
+        """Run one poll in a helper thread, which no signal handler interrupts."""
         engine, polls = self._engine, self._engine.polls
         polls.begin(turn, max_messages, timeout_s)
         taken: list[tuple[PolledRecords, Found]] = []
@@ -229,13 +233,15 @@ class PullConsumer(PullConsumerBase):
             polls.raise_failure()
         return taken
 
-    # Committing
+    # Methods that commit offsets
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        """Commit everything that polls have returned, or up to these offsets (of the next message to consume).
+        """Commit all messages that polls have returned, or commit the given `offsets` (offset of the next message to
+        consume, per queue).
 
-        Returns the offsets that are now committed, durably. Queues that another member has taken over, and queues whose
-        offset was reset, are left out. A smaller offset than the committed one changes nothing: seek back to go back.
+        Returns the offsets that are now committed, durably. The result omits queues that another member has taken over,
+        and queues whose offset was reset. An offset below the committed offset is ignored: use `seek` to move
+        backwards.
 
         Raises InvalidArgumentError for an offset that polls have not reached, ClientStateError for a queue that this
         consumer does not hold. After any other error the call may be repeated.
@@ -247,24 +253,25 @@ class PullConsumer(PullConsumerBase):
         """Deliver a message to the group again, from the group's retry topic `%RETRY%group`, to which members must
         subscribe.
 
-        The delivery is after `delay_level`. With 0 the delay grows with each send-back of the message. The message goes
-        to the dead letters `%DLQ%group` instead after `max_reconsume_times` times (negative: the group's
-        retry_max_times), or with a negative `delay_level`. Durable on return. The message itself must still be
-        acknowledged or committed.
+        The message is delivered after `delay_level`. With level 0 the delay grows with each send-back of the message.
+        The message moves to the dead-letter topic `%DLQ%group` instead after `max_reconsume_times` send-backs
+        (negative: the group's retry_max_times), or if `delay_level` is negative. Durable on return. The original
+        message must still be acknowledged or committed.
 
         Raises GroupNotExistError, MessageIllegalError. After an error the message may have been sent back.
         """
         self._engine.send_back(message, delay_level, max_reconsume_times)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset in any queue; None if it has none."""
+        """Return the group's committed offset of a queue, which this consumer need not hold. Returns None if the group
+        has committed no offset."""
         return self._engine.committed(queue)
 
-    # Positions
+    # Methods that read and move positions
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset`, and commit it as if polls had reached it. Raises OffsetOutOfRangeError outside the
-        queue's offsets."""
+        """Continue at `offset`, and commit this offset as if polls had reached it. Raises OffsetOutOfRangeError if
+        `offset` is outside the queue's offsets."""
         self._engine.seek(queue, offset)
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -272,17 +279,17 @@ class PullConsumer(PullConsumerBase):
         self._engine.seek_to_begin(queue)
 
     def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continue after the last message."""
+        """Continue after the last message of the queue."""
         self._engine.seek_to_end(queue)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Return the number of messages after this consumer's position, by held queue."""
+        """Return the number of messages after this consumer's position, for each held queue."""
         return self._engine.lag()
 
-    # Any queue
+    # Methods about any queue, held or not
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the readable queues of a topic now, sorted. Raises TopicNotExistError, IllegalNameError."""
+        """Return the currently readable queues of a topic, sorted. Raises TopicNotExistError, IllegalNameError."""
         return self._engine.lookup.queues(topic)
 
     def begin_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -294,28 +301,30 @@ class PullConsumer(PullConsumerBase):
         return self._engine.lookup.end_offsets(queues)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the first offset stored at or after a time in ms since 1970, within the queue's offsets."""
+        """Return the offset of the first message stored at or after a time in ms since 1970, limited to the queue's
+        offsets."""
         return self._engine.lookup.offsets_for_times({queue: timestamp_ms})[queue]
 
     def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the offsets of several queues, each for its own time, as `offset_for_timestamp` does."""
+        """Return the offsets of several queues, each for its own timestamp, as `offset_for_timestamp` does."""
         return self._engine.lookup.offsets_for_times(times_ms)
 
     def register_queue_change_listener(self, topic: str, callback: QueueChangeListener) -> None:
-        """Call `callback(topic, queues)` when a check finds that the topic's queues have changed.
+        """Register a listener: `callback(topic, queues)` is called when a check finds that the topic's queues have
+        changed.
 
         Checks run every `queue_check_interval_s`. One separate thread of the consumer runs all its callbacks, and logs
         their exceptions.
         """
         self._engine.watch.register(topic, callback)
 
-    # Life
+    # Methods that close the consumer
 
     def close(self) -> None:
-        """Leave the group and end the threads. With auto_commit, first commit everything that polls have returned.
+        """Leave the group and stop the threads. With auto_commit, first commit all messages that polls have returned.
 
-        If an exception leaves the `with`, the messages of the last poll are not committed: they are delivered again.
-        Idempotent.
+        If an exception leaves the `with` block, the messages of the last poll are not committed: they are delivered
+        again. Idempotent.
         """
         self._engine.close()
 

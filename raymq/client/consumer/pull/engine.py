@@ -5,8 +5,8 @@
     Polls                           a poll: peek → decode → take
 
 SubscriptionState makes all decisions and has all state about queues, under one lock that is never held during a call.
-Brokers keep the committed offsets. All other state ends with the process, so messages that polls returned and nobody
-committed are delivered again.
+Brokers keep the committed offsets. All other state ends with the process, so messages that polls returned but that were
+not committed are delivered again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     pass
 
 GROUP_CALL_TIMEOUT_S: Final = 20.0
-"""For a call of the program's thread about offsets."""
+"""Timeout in s of a call about offsets that runs in the program's thread."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +67,10 @@ T = TypeVar("T")
 class PullEngine:
     """One pull consumer. Thread-safe. After `close`, every method but `close` raises ClientStateError.
 
-    `names` wraps the names of topics and groups that come in, and unwraps the names that go out: inside, all names are
-    stored names, such as `settings.group`. `node_id` is the Ray node that this process runs on, for allocation by
-    machine. `announce` is called with the consumer's description for administrators when its subscriptions change,
-    `on_close` at the end of `close`.
+    `names` adds the namespace to the names of topics and groups in arguments, and removes it from returned names.
+    Internally, all names are stored names, such as `settings.group`. `node_id` is the Ray node that this process runs
+    on, for allocation by machine. `announce` is called with the consumer's description for administrators when its
+    subscriptions change, `on_close` at the end of `close`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PullEngine:
     ) -> None:
         self.settings = settings
         self.on_wakeup: Callable[[], None] = lambda: None
-        """Called, from any thread, when a poll that waits should look for records again."""
+        """Called from any thread when a waiting poll should check for records again."""
         self._announce = announce
         self._spans = spans
         self._on_close = on_close
@@ -102,9 +102,10 @@ class PullEngine:
         """Guards `_core` and `_lost`; never held during a call."""
         self._core = SubscriptionState(settings, time.monotonic())
         self._change_lock = threading.Lock()
-        """Held over calls by `subscribe` and `assign`, which come one after another."""
+        """Held by `subscribe` and `assign` during their calls, so that these methods run one after another."""
         self._mode = ""
-        """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before."""
+        """Either "subscribe" or "assign", whichever was called first: they exclude each other. Empty before the first
+        call."""
         self._closing = threading.Event()
         self._lost = LostMessages()
         self._reader = QueueReader(
@@ -166,7 +167,7 @@ class PullEngine:
 
     @property
     def lookup(self) -> QueueLookup:
-        """The lookup of any queue's bounds and offsets."""
+        """Return the lookup of the bounds and offsets of any queue."""
         self.check_open()
         return self._lookup
 
@@ -176,10 +177,11 @@ class PullEngine:
         self.check_open()
         return self._watch
 
-    # What is consumed
+    # Methods that choose what is consumed
 
     def subscribe(self, topic: str, expression: Expression | None) -> None:
-        """Share the topic's queues with the group. Blocks for calls; errors as PullConsumer.subscribe says."""
+        """Subscribe to the topic, and share its queues with the group. Blocks for calls; raises the errors of
+        PullConsumer.subscribe."""
         topic = self.names.wrap(topic)
         subscription = Subscription.parse(topic, expression)
         with self._change_lock:
@@ -195,7 +197,7 @@ class PullEngine:
             self._announce_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
-        """Return nothing more of the topic, and release its queues once the program polls again."""
+        """Stop returning messages of the topic, and release its queues when the program polls again."""
         self.check_open()
         stored = self.names.wrap(topic)
         with self._lock:
@@ -205,7 +207,8 @@ class PullEngine:
         self._announce_subscriptions()
 
     def assign(self, queues: Iterable[MessageQueue], expression: Expressions | None) -> None:
-        """Have exactly these queues, without a group. Blocks for calls; errors as PullConsumer.assign says."""
+        """Hold exactly these queues, without a group. Blocks for calls; raises the errors of
+        PullConsumer.assign."""
         wanted = sorted({self.lookup.check(queue) for queue in queues})
         texts: Mapping[str, Any] = dict.fromkeys({q.topic for q in wanted}, expression)
         if isinstance(expression, Mapping):
@@ -234,10 +237,10 @@ class PullEngine:
         data = ConsumerData(self.settings.group, "PULL", subscriptions, consume_from=where, member=self._name)
         self._announce(self, data)
 
-    # Questions of administrators
+    # Methods that answer administrators' queries
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """See raymq.common.members.questions.Answers."""
+        """Return the consumer's state for administrators (raymq.common.members.questions.Answers)."""
         with self._lock:
             info = running_info(self._core, self.settings.group, client_id, host, self._name)
             troubles = [self._member.refusal, *self._core.forbidden.values()]
@@ -245,7 +248,7 @@ class PullEngine:
         return replace(info, trouble=trouble, stacks=thread_stacks() if stacks else ())
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """InvalidArgumentError: a pull consumer has no listener."""
+        """Raises InvalidArgumentError, because a pull consumer has no listener."""
         raise InvalidArgumentError(
             f"member {self._name} of {self.settings.group!r} is a pull consumer, whose program polls: it has no "
             "listener to call; `raymq replay` delivers the message to the group again"
@@ -258,7 +261,7 @@ class PullEngine:
                 f"this consumer uses {self._mode}, which excludes {mode}; make another consumer for that"
             )
 
-    # Positions
+    # Methods that read and move positions
 
     def position(self, queue: MessageQueue) -> int:
         return self._with_core(lambda core: core.get(self.names.queue(queue)).position)
@@ -274,8 +277,9 @@ class PullEngine:
         return self.names.shown_queues(self._with_core(lambda core: core.paused))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset`. Blocks for a call. Raises OffsetOutOfRangeError outside the queue's bounds."""
-        self.position(queue)  # it must be assigned; checked before any call
+        """Continue at `offset`. Blocks for a call. Raises OffsetOutOfRangeError if `offset` is outside the queue's
+        bounds."""
+        self.position(queue)  # raises before any call if the queue is not assigned
         bounds = self._lookup.bounds(queue)
         if not bounds.min_offset <= offset <= bounds.max_offset:
             raise OffsetOutOfRangeError(str(queue), offset, bounds.min_offset, bounds.max_offset)
@@ -290,7 +294,8 @@ class PullEngine:
         self._seek(queue, self._lookup.bounds(queue).max_offset)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Return the number of messages after the position, by assigned queue. Blocks for a call per queue."""
+        """Return the number of messages after the position, for each assigned queue. Blocks for a call per
+        queue."""
         ends = self.lookup.end_offsets(self.assignment())
         with self._lock:
             assigned, stored = set(self._core.assigned_queues), self.names.queue
@@ -304,10 +309,10 @@ class PullEngine:
         self._with_core(lambda core: core.seek(self.names.queue(queue), offset))
         self._reader.read_more()
 
-    # Committing
+    # Methods that commit offsets
 
     def commit(self, offsets: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """Commit everything that polls returned, or these offsets. Blocks for calls; durable on return."""
+        """Commit all messages that polls returned, or the given offsets. Blocks for calls; durable on return."""
         self.check_open()
         if offsets is not None:
             if self.settings.acknowledge_each:
@@ -321,7 +326,7 @@ class PullEngine:
         return {self.names.shown_queue(queue): offset for queue, offset in committed.items()}
 
     def acknowledge(self, messages: Iterable[MessageExt]) -> None:
-        """Count messages as finished; they are committed soon. Waits for nothing."""
+        """Mark messages as finished; a later automatic commit commits them. Does not block."""
         if not self.settings.acknowledge_each:
             raise ClientStateError(
                 "acknowledge needs a consumer that acknowledges each message: pass acknowledge_each=True"
@@ -339,7 +344,7 @@ class PullEngine:
             self._member.release()
 
     def send_back(self, message: MessageExt, delay_level: int, max_reconsume_times: int) -> None:
-        """Have the group get a message again, or give it up. Blocks for calls."""
+        """Redeliver a message to the group, or move it to the dead letters. Blocks for calls."""
         self.check_open()
         record = call_master(
             self._routes,
@@ -358,12 +363,13 @@ class PullEngine:
         )
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None if it has none. Blocks for a call."""
+        """Return the group's committed offset of a queue; None if the group has committed no offset. Blocks for
+        a call."""
         return self._offsets.committed_offset(self.lookup.check(queue), GROUP_CALL_TIMEOUT_S)
 
     def _commit(self, *, finished: bool) -> dict[MessageQueue, int]:
-        """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: the
-        program has finished with everything that polls returned."""
+        """Commit the finished messages, release revoked queues, and return the committed offsets. `finished`: True if
+        the program has finished with all messages that polls returned."""
         self._member.fence()
         self.polls.settle_abandoned()
         if finished:
@@ -377,14 +383,15 @@ class PullEngine:
         self._member.release()
 
     def _start_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffset]:
-        """The start offsets of queues that are assigned without a group."""
+        """Return the start offsets of queues that are assigned without a group."""
         generations = dict.fromkeys(queues, 0)
         starts = self._offsets.start_offsets(generations, self.settings.start, GROUP_CALL_TIMEOUT_S)
-        for queue in generations.keys() - starts.keys():  # the call for one queue raises the reason
+        # the call for a single queue raises the reason why the queue was omitted
+        for queue in generations.keys() - starts.keys():
             starts[queue] = self._offsets.start_offset(queue, self.settings.start, 0, GROUP_CALL_TIMEOUT_S)
         return starts
 
-    # Reading
+    # Methods that read records
 
     def _wake(self) -> None:
         self.on_wakeup()
@@ -402,7 +409,7 @@ class PullEngine:
             )
         with self._lock:
             if not self._core.reads(queue, offset):
-                return  # the position has changed since
+                return  # the position has changed since the fetch was sent
             self._lost.add(queue, offset, error)
         self._wake()
 
@@ -412,11 +419,11 @@ class PullEngine:
             states = [queue_state(self.settings.group, queue) for queue in queues]
         return with_ready(states, self._routes, self._storages)
 
-    # Life
+    # Methods that close the consumer
 
     def close(self, *, finished: bool = True) -> None:
-        """With auto-commit, commit; then leave the group and end the threads. `finished`: the program has finished with
-        the messages of the last poll. Idempotent; an error of the commit is raised once everything has ended."""
+        """Commit with auto-commit, leave the group and stop the threads. `finished`: True if the program has finished
+        with the messages of the last poll. Idempotent. An error of the commit is raised after everything is closed."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -429,7 +436,7 @@ class PullEngine:
                 self._commit(finished=finished)
         finally:
             self._reader.stop()
-            if not polling:  # else the poll closes it, once it has ended
+            if not polling:  # otherwise the running poll closes the files when it ends
                 self._reader.close_files()
             self._watch.stop()
             self._member.leave()
@@ -437,7 +444,7 @@ class PullEngine:
             self._on_close(self)
 
     def check_open(self) -> None:
-        """ClientStateError after `close`."""
+        """Raises ClientStateError after `close`."""
         if self._closing.is_set():
             raise ClientStateError("this consumer is closed; make a new one with client.pull_consumer(...)")
 

@@ -1,7 +1,8 @@
-"""FetchedRecords and PolledRecords are found records of a queue. The functions of this module decode them for a poll.
+"""FetchedRecords and PolledRecords hold encoded records of a queue; the functions of this module decode them for a
+poll.
 
-Records stay bytes until a poll takes them. On the storage actor's node they stay in its mapped files; elsewhere the
-buffered bytes limit the memory. A table is made without an object per message.
+Records stay bytes until a poll takes them. On the storage actor's node the bytes stay in the actor's mapped files;
+elsewhere the limit of buffered bytes bounds the memory. A table is created without an object per message.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The records of one fetch, or of one look into the mapped files, which polls take from the front."""
+    """The records that one fetch, or one read of the mapped files, has found. Polls take records from the
+    front."""
 
     records: LocatedRecords
     next_offset: int
-    """The next queue offset after all records. It may be past messages that the tags excluded."""
+    """The queue offset after all records. It may be past messages that the tags excluded."""
     first: int = 0
     """The number of records that polls have taken."""
 
@@ -47,13 +49,13 @@ class FetchedRecords:
 
     @property
     def size_bytes(self) -> int:
-        """The length of all records, taken ones too."""
+        """Total length of all records, including the records that polls have taken."""
         return int(self.records.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class PolledRecords:
-    """The next `count` records of `queue` that were fetched, and the subscription that says which are wanted."""
+    """The next `count` fetched records of `queue`, and the subscription that selects the wanted records."""
 
     queue: MessageQueue
     subscription: Subscription
@@ -72,7 +74,7 @@ class PolledRecords:
 
     @property
     def places(self) -> RecordPlaces:
-        """The place of each record, in the order of `starts`."""
+        """The location of each record, in the order of `starts`."""
         records = self.fetched.records.part(self.fetched.first, self.fetched.first + self.count)
         return RecordPlaces.of(self.queue, records)
 
@@ -83,12 +85,12 @@ class PolledRecords:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the records."""
+        """Total length of the records in bytes."""
         return int(self.fetched.records.sizes[self.fetched.first : self.fetched.first + self.count].sum())
 
     @property
     def next_offset(self) -> int:
-        """The next queue offset after these records."""
+        """The queue offset after the last of these records."""
         end = self.fetched.first + self.count
         offsets = self.fetched.records.offsets
         return self.fetched.next_offset if end == len(offsets) else int(offsets[end - 1]) + 1
@@ -99,11 +101,12 @@ Found = TypeVar("Found", bound=Sized)
 Decode = Callable[[Sequence[PolledRecords]], list[tuple[PolledRecords, Found]]]
 Decoded = list[tuple[PolledRecords, list[MessageExt]]]
 Columns = list[tuple[PolledRecords, "pa.RecordBatch"]]
-"""Slices with their wanted messages, which may be none."""
+"""Slices of polled records, each with a batch of its wanted messages, which may be empty."""
 
 
 def decode_messages(slices: Sequence[PolledRecords], on_unreadable: OnUnreadable = ignore) -> Decoded:
-    """Decode the wanted messages of each slice. A damaged message is wanted if its tags are unknown or wanted."""
+    """Decode the wanted messages of each slice. A damaged message counts as wanted if its tags are unknown or
+    match."""
     decoded: Decoded = []
     for part in slices:
         messages = read_messages(
@@ -124,11 +127,11 @@ def decode_tables(
     unreadable: Unreadable = "null",
     on_unreadable: OnUnreadable = ignore,
 ) -> Columns:
-    """Decode the wanted messages of each slice to a batch of columns, see `decode_columns`.
+    """Decode the wanted messages of each slice to a batch of columns (see `decode_columns`).
 
-    The slices may be fewer, and the last one shorter, because their decompressed bodies take at most
-    DECOMPRESSED_MAX_BYTES. With `unreadable` "raise" they also end before an unreadable message; BodyUnreadableError if
-    that one is the first of all.
+    The result may have fewer slices, and a shorter last slice, because decompressed bodies take at most
+    DECOMPRESSED_MAX_BYTES. With `unreadable` "raise" the result also ends before an unreadable message. Raises
+    BodyUnreadableError if the first message is unreadable.
     """
     from raymq.records.kernels.byte_column import sizes_of
 
@@ -160,7 +163,7 @@ def decode_tables(
 
 
 def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable) -> None:
-    """Raise InvalidArgumentError unless tables can be made with these options."""
+    """Check the options of a table. Raises InvalidArgumentError if no table can be created with them."""
     from raymq.records.kernels.columns import check_unreadable, schema_with
 
     schema_with(body_type, columns)
@@ -168,7 +171,7 @@ def check_table(body_type: BodyType, columns: Sequence[str] | None, unreadable: 
 
 
 def shown_records(found: Any, names: Namespace) -> Any:
-    """A poll's messages, a list or a batch of columns, with the topics' names within a namespace."""
+    """Remove the namespace from the topic names of a poll's messages, which are a list or a batch of columns."""
     if isinstance(found, list):
         return names.shown_messages(found)
     from raymq.records.kernels.columns import shown_batch
@@ -182,15 +185,15 @@ def found(parts: list[tuple[PolledRecords, Found]]) -> bool:
 
 
 def as_messages(parts: Decoded) -> list[MessageExt]:
-    """Make the result of `poll`: the wanted messages of all slices, in order."""
+    """Build the result of `poll`: the wanted messages of all slices, in order."""
     if len(parts) == 1:
         return parts[0][1]
     return [message for _, messages in parts for message in messages]
 
 
 def as_table(parts: Columns, body_type: BodyType = "binary_view", columns: Sequence[str] | None = None) -> pa.Table:
-    """Make the result of `poll_table`: a table with these `columns`, by default the columns of
-    raymq.records.kernels.columns.SCHEMA, and bodies of `body_type`."""
+    """Build the result of `poll_table`: a table with these `columns` and with bodies of `body_type`. Default columns:
+    raymq.records.kernels.columns.SCHEMA."""
     import pyarrow as pa
 
     from raymq.records.kernels.columns import schema_with
@@ -214,7 +217,8 @@ def _decode_part(
     max_decompressed_bytes: int,
     on_unreadable: OnUnreadable,
 ) -> tuple[PolledRecords, pa.RecordBatch]:
-    """The wanted messages of a slice as a batch, with the slice, which is shorter if the budget ends before its end."""
+    """Decode the wanted messages of a slice to a batch. Also returns the slice, which is shortened if the budget of
+    decompressed bytes does not cover the whole slice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -238,11 +242,11 @@ def _decode_part(
         part = replace(part, count=batch.num_rows)
         starts = part.starts
     if tags:
-        # A damaged record has no time, and its tags are unknown.
+        # A damaged record has no born timestamp, and its tags are unknown, so it counts as wanted.
         chosen = pc.is_in(batch.column("tags"), value_set=text_array(sorted(tags)))
         wanted = mask_of(pc.or_(chosen, batch.column("born_timestamp").is_null()))
-        if not wanted.all():  # rare: the tags' codes have been compared before
-            # Arrow cannot filter views, so the rows are chosen before they are made.
+        if not wanted.all():  # rare, because the hash codes of the tags were compared earlier
+            # Arrow cannot filter view columns, so choose the rows before decoding them.
             batch = decode(starts[wanted], places=places.pick(np.flatnonzero(wanted)))
     if batch.column("error").null_count < batch.num_rows:
         for offset, born, reason in zip(*map(pa.Array.to_pylist, batch.select(_ERROR).columns), strict=True):

@@ -3,9 +3,9 @@
     ask (queues and offsets) → the store's answer: their visible ends → units → records in the map
 
 No thread and no copy is between the store and the poll. The store answers as soon as one of the queues has new
-messages, so a poll waits for the descriptors of the watches. Fetches (raymq.client.consumer.fetcher) read a queue whose
-files do not show its next record: it was deleted or lost, or its records hold several messages. They read the queue
-until one of them has an answer.
+messages, so a poll waits for the file descriptors of the watches. If the mapped files do not show a queue's next
+record, fetches (raymq.client.consumer.fetcher) read the queue. The record may be deleted or lost, or the queue's
+records may hold several messages each. Fetches read the queue until a fetch has returned a result.
 
 A thread of the fetcher finds the storage actor of a queue and opens its watch. The thread or task that polls does
 everything else.
@@ -35,44 +35,47 @@ from raymq.records.format.memory_records import LocatedRecords
 from raymq.records.logfiles.log_reader import LogReader
 
 WATCH_WAIT_S: Final = 30.0
-"""How long a store without news leaves an ask unanswered."""
+"""Maximum time in s that a store without new messages leaves a watch request unanswered."""
 WATCH_GRACE_S: Final = 10.0
-"""How much later the answer may come; then the watch counts as broken."""
+"""Time in s by which the answer may exceed WATCH_WAIT_S; after that the watch counts as broken."""
 WATCH_AGAIN_AFTER_S: Final = 0.005
-"""How long queues without news may go unnoticed while others have enough. Asking names every queue, so it is not done
-for each poll."""
+"""Maximum time in s for which new messages may go unnoticed while other queues have enough records to read. A watch
+request names every queue, so it is too expensive for each poll."""
 READ_AHEAD: Final = 64
-"""Records are found so many at a time at least, though a poll may want fewer: they stay in the map."""
+"""Minimum number of records that one read locates, even if the poll wants fewer. Located records stay in the mapped
+file."""
 READ_MAX_BYTES: Final = 64 << 20
-"""The most bytes of records that one poll finds."""
+"""Maximum bytes of records that one poll locates in the mapped files."""
 READ_MAX_S: Final = 0.02
-"""How long one look may go past messages that the tags exclude, until the poll looks at its time again."""
+"""Maximum time in s that one read skips messages that the tags exclude, before the poll checks its deadline
+again."""
 LOOK_AT_MAX: Final = 1024
-"""The most records that a predicate is called for between two looks at how much is kept."""
+"""Maximum number of records passed to a predicate before the reader checks again how many records were kept."""
 LOOK_AT_MAX_BYTES: Final = 64 << 20
 OPEN_AGAIN_AFTER_S: Final = 1.0
-"""How long a storage actor is read by fetches after its watch has ended, or could not be opened."""
+"""Time in s for which a storage actor is read by fetches after its watch has ended or could not be opened."""
 STAY_CHECK_S: Final = 1.0
-"""How often to check if a queue has been read from a slave for long enough."""
+"""Interval in s at which a queue that is read from a slave is checked for a return to the master."""
 
 logger = logging.getLogger(__name__)
 
 
 class WatchConnection(Protocol):
-    """A connection to a store that reports new messages in queues; StorageClient.open_watch opens one."""
+    """Connection to a store that reports new messages in queues; StorageClient.open_watch opens the connection."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable once an answer is there."""
+        """Return the file descriptor, which is readable when an answer has arrived."""
 
     def ask(self, requests: Sequence[FetchRequest], wait_s: float) -> None:
-        """Ask for the ends of these queues, in place of the last ask. The answer comes when a queue has a message at
-        its offset or does not hold the offset, and at the latest after `wait_s`."""
+        """Request the ends of these queues; the request replaces the previous one. The store answers if a queue has a
+        message at its requested offset or does not hold that offset, and at the latest after `wait_s`."""
 
     def receive(self) -> list[QueueEnds]:
-        """The answer to the last ask, in the order of its requests. Empty if the answer is to an earlier ask."""
+        """Return the answer to the last request, in the order of its queues. Returns an empty list if the answer
+        belongs to an earlier request."""
 
     def count_read(self, messages: int) -> None:
-        """Note that a read has found messages, for the store's statistics."""
+        """Report the number of messages that a read has found, for the store's statistics."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -82,44 +85,44 @@ class WatchableStorage(Protocol):
     """A client of a storage actor that may be on this node."""
 
     def reader(self) -> LogReader | None:
-        """The reader of the actor's mapped files; None if they cannot be read here."""
+        """Return the reader of the actor's mapped files; None if this process cannot read the files."""
 
     def open_watch(self) -> WatchConnection | None:
-        """A new watch; None if the actor is not on this node."""
+        """Open a new watch; returns None if the actor is not on this node."""
 
 
 class _MappedStore:
-    """One storage actor on this node."""
+    """One storage actor on this node, with its mapped files and its watch."""
 
     def __init__(self, name: str, reader: LogReader, watch: WatchConnection) -> None:
         self.name, self.reader, self.watch = name, reader, watch
         self._poll = select.poll()
         self._poll.register(watch.fileno(), select.POLLIN)
         self.asked: list[tuple[MessageQueue, FetchRequest]] = []
-        """The queues of the ask under way; empty if there is no ask."""
+        """The queues of the watch request in flight; empty if no request is in flight."""
         self.asked_s = 0.0
         self.answered_s = -math.inf
         self.version = -1
-        """The core's version at the time of the last ask."""
+        """The core's version at the time of the last watch request."""
         self.stay_checked_s = 0.0
 
     @property
     def answered(self) -> bool:
-        """True if an answer, or the end of the connection, can be read."""
+        """True if the descriptor is readable: an answer has arrived, or the connection has ended."""
         return bool(self.asked) and bool(self._poll.poll(0))
 
     @property
     def deadline_s(self) -> float:
-        """The time until which the ask under way must be answered."""
+        """The time by which the watch request in flight must be answered."""
         return self.asked_s + WATCH_WAIT_S + WATCH_GRACE_S
 
 
 class InPlaceReader:
-    """Finds the records of the queues that `core`, guarded by `lock`, reads in place.
+    """Finds the records of the queues that `core`, guarded by `lock`, reads in place (from mapped files).
 
-    `storage(name)` returns the client of a storage actor. `replaced(queue, name, pull_from)` is called when `name` has
-    answered for a queue; `pull_from`, if not empty, names another storage actor to read. It returns True if the storage
-    actor will be found again, after which `found` is called. `lost(name, queues)` is called when a storage actor does
+    `storage(name)` returns the client of a storage actor. `replaced(queue, name, pull_from)` is called after `name` has
+    answered for a queue. A non-empty `pull_from` names another storage actor to read. The function returns True if the
+    storage actor will be found again; `found` is then called. `lost(name, queues)` is called when a storage actor does
     not answer, `by_fetches()` when fetches must read queues, `came` with records that were found and their bytes.
     """
 
@@ -138,32 +141,33 @@ class InPlaceReader:
         self._storage = storage
         self._replaced, self._lost, self._by_fetches, self._came = replaced, lost, by_fetches, came
         self._open_lock = threading.Lock()
-        """Guards `_stores`, `_not_before_s` and `_closed`; held over no call."""
+        """Guards `_stores`, `_not_before_s` and `_closed`; never held during a call."""
         self._stores: dict[str, _MappedStore] = {}
         self._not_before_s: dict[str, float] = {}
-        """By storage actor on this node, the time before which no watch is opened."""
+        """For each storage actor on this node, the time before which no watch is opened."""
         self._closed = False
         self._store_of: dict[MessageQueue, _MappedStore] = {}
         self._finds: Counter[MessageQueue] = Counter()
-        """The number of calls of `found`, by queue."""
+        """Number of calls of `found` for each queue."""
         self._retried_s: dict[MessageQueue, float] = {}
-        """By queue that a watch could not read, the time of the next try to read it in place."""
+        """For each queue that could not be watched, the time of the next attempt to read it in place."""
         self._functions: dict[str, FunctionHere] = {}
-        """By topic the function of its predicate."""
+        """The predicate function of each topic."""
         self._made: set[MessageQueue] = set()
-        """Queues whose records are made for their readers: light queues, and queues of inner batches."""
+        """Queues whose records the store builds for each reader (light queues, and queues with inner batches). Fetches
+        read these queues."""
 
-    # In any thread
+    # Methods that any thread may call
 
     def found(self, queue: MessageQueue, name: str) -> bool:
-        """Read a queue in place if its storage actor `name` is on this node, else by fetches. Blocks for calls to the
-        actor. Returns True if the queue is read in place."""
+        """Read a queue in place if its storage actor `name` is on this node, otherwise by fetches. Blocks for calls to
+        the actor. Returns True if the queue is read in place."""
         store = self._open(name)
         with self._open_lock:
             again_s = self._not_before_s.get(name)
         with self._lock:
             self._finds[queue] += 1
-            if store is None or self._stores.get(name) is not store:  # its watch may have ended since
+            if store is None or self._stores.get(name) is not store:  # the store's watch may have ended since
                 self._store_of.pop(queue, None)
                 if again_s is not None or store is not None:
                     self._retried_s[queue] = again_s or time.monotonic()
@@ -176,7 +180,8 @@ class InPlaceReader:
             return True
 
     def is_to_be_found_again(self, queue: MessageQueue) -> bool:
-        """Return True, once, if `found` must be called again for a queue whose storage actor could not be watched."""
+        """Return True, once, if `found` must be called again for a queue whose storage actor could not be watched
+        before."""
         with self._lock:
             due = self._retried_s.get(queue, math.inf) <= time.monotonic()
             if due:
@@ -184,7 +189,8 @@ class InPlaceReader:
             return due
 
     def take_up(self, queues: Sequence[MessageQueue]) -> bool:
-        """Read the queues in place whose storage actor is known to be on this node. Returns True if there are any."""
+        """Read queues in place if their storage actor is known to be on this node. Returns True if any such queue
+        exists."""
         with self._lock:
             known = [queue for queue in queues if queue in self._store_of and queue not in self._made]
             for queue in known:
@@ -219,14 +225,14 @@ class InPlaceReader:
         watch.close()
         return None
 
-    # In the thread that polls
+    # Methods that only the polling thread calls
 
     def descriptors(self) -> list[int]:
-        """The descriptors that become readable when there is an answer to take."""
+        """Return the file descriptors that become readable when a store's answer arrives."""
         return [store.watch.fileno() for store in self._all() if store.asked]
 
     def wait_max_s(self) -> float:
-        """The longest time in s to wait for the descriptors: 0 if there is more to read already."""
+        """Return the longest time in s to wait for the descriptors; 0 if more records can be read at once."""
         with self._lock:
             if self._core.has_unread:
                 return 0.0
@@ -234,7 +240,8 @@ class InPlaceReader:
         return max(0.0, min((store.deadline_s - now_s for store in self._all() if store.asked), default=WATCH_WAIT_S))
 
     def look(self) -> None:
-        """Take the answers that have arrived, and ask for messages after the known ends."""
+        """Process the stores' answers that have arrived, and request messages after the known ends of the
+        queues."""
         now_s = time.monotonic()
         for store in self._all():
             try:
@@ -247,7 +254,8 @@ class InPlaceReader:
                 self._break(store, error)
 
     def read(self, max_messages: int) -> None:
-        """Find up to `max_messages` records, but at least READ_AHEAD, of the queues that have more, in turn."""
+        """Find up to `max_messages` records (at least READ_AHEAD) in the queues that have unread messages, queue by
+        queue."""
         until_s, left_bytes = time.monotonic() + READ_MAX_S, READ_MAX_BYTES
         while max_messages > 0 and left_bytes > 0 and time.monotonic() < until_s:
             with self._lock:
@@ -262,7 +270,7 @@ class InPlaceReader:
             try:
                 records, next_offset = self._find(store, queue, request, end, left_bytes, until_s)
             except PredicateFailedError:
-                self._read_by_fetches([queue])  # which report it, and are tried again after a pause
+                self._read_by_fetches([queue])  # fetches report the failure, and retry the queue after a pause
                 continue
             except DataLossError as error:
                 logger.info("%s is read by fetches for once: %s", queue, error)
@@ -295,9 +303,9 @@ class InPlaceReader:
         max_bytes: int,
         until_s: float,
     ) -> tuple[list[LocatedRecords], int]:
-        """Find the records that answer a request and match the topic's predicate. Also returns the next offset, which
-        is the offset of the first record on which the predicate fails. Raises PredicateFailedError if this is the first
-        record."""
+        """Find the records that answer a request and match the topic's predicate. Also returns the next offset; if the
+        predicate fails on a record, this is the record's offset. Raises PredicateFailedError if the predicate fails on
+        the first record."""
         with self._lock:
             predicate = self._core.predicate(request.topic)
         if predicate is None:
@@ -341,7 +349,7 @@ class InPlaceReader:
         check_all = now_s - store.stay_checked_s > STAY_CHECK_S
         if check_all:
             store.stay_checked_s = now_s
-        # Most queues have no news; looking at them is all that is done for each.
+        # Skip queues without new messages at once: most queues have none.
         told = [
             (queue, request.queue_offset, known)
             for (queue, request), known in zip(asked, ends, strict=True)
@@ -359,30 +367,31 @@ class InPlaceReader:
             self._follow(store, queue, known.pull_from)
 
     def _follow(self, store: _MappedStore, queue: MessageQueue, pull_from: str) -> None:
-        """Stop reading a queue from this store if its storage actor is found again."""
+        """Stop reading a queue from this store if `_replaced` starts a new search for the queue's storage
+        actor."""
         with self._lock:
             finds = self._finds[queue]
         if self._replaced(queue, store.name, pull_from):
             with self._lock:
-                if self._finds[queue] == finds:  # else it has been found already
+                if self._finds[queue] == finds:  # otherwise the new storage actor was found in between
                     self._store_of.pop(queue, None)
                     self._core.read_by_fetches(queue)
 
     def _ask(self, store: _MappedStore, now_s: float) -> None:
-        """Ask for news, unless the ask under way does."""
+        """Send a watch request, unless the request in flight is up to date."""
         with self._lock:
             version = self._core.version
             if store.asked and store.version == version:
                 return
             if store.version == version and self._core.has_unread and now_s - store.answered_s < WATCH_AGAIN_AFTER_S:
-                return  # what has come is returned first; the next poll asks
+                return  # the poll returns the known records first; the next poll sends the request
             waits = self._core.waits()
             if len(self._stores) > 1:
                 waits = [wait for wait in waits if self._store_of.get(wait[0]) is store]
         if waits:
             store.watch.ask([request for _, request in waits], WATCH_WAIT_S)
             store.asked_s = now_s
-        # Without queues, an ask that is under way is left alone, and its answer is not read.
+        # If no queue waits, keep the request in flight; its answer is not read.
         store.asked, store.version = waits, version
 
     def _read_by_fetches(self, queues: Sequence[MessageQueue]) -> None:
@@ -392,7 +401,8 @@ class InPlaceReader:
         self._by_fetches()
 
     def _break(self, store: _MappedStore, error: Exception) -> None:
-        """Read the queues of a storage actor by fetches until it is found again: it has ended, or stands still."""
+        """Close a broken watch, and read the actor's queues by fetches until the actor is found again. The actor has
+        ended or hangs."""
         logger.info("the watch of %s has ended: %s", store.name, error)
         with self._open_lock:
             self._stores.pop(store.name, None)

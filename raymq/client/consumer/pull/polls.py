@@ -1,8 +1,8 @@
-"""Polls are the polls of one pull consumer, from the beginning of each until the program has its messages.
+"""Polls runs the polls of one pull consumer, each from its call until the program has the messages.
 
     begin → (peek → decode → take, or wait)… → end
 
-Both twins use it: PullConsumer in one thread, AsyncPullConsumer in steps on the event loop.
+PullConsumer runs a poll in one thread; AsyncPullConsumer runs it in steps on the event loop.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ if TYPE_CHECKING:
 
 
 class LostMessages:
-    """The messages that could not be read, each with the error for the program. Guarded by the consumer's lock."""
+    """Messages that could not be read, each with the error to raise. Guarded by the consumer's lock."""
 
     def __init__(self) -> None:
         self._errors: dict[MessageQueue, tuple[int, DataLossError | PredicateFailedError]] = {}
-        """By queue the offset that could not be read last, and the error."""
+        """For each queue, the last offset that could not be read, and the error."""
         self._unraised: set[MessageQueue] = set()
-        """The queues whose error the program has not had yet."""
+        """Queues whose error was not raised to the program yet."""
 
     def add(self, queue: MessageQueue, offset: int, error: DataLossError | PredicateFailedError) -> None:
-        """Note that the message at an offset could not be read; the error is raised again, even if it was raised
+        """Record that the message at an offset could not be read. The error will be raised again, even if it was raised
         before."""
         self._errors[queue] = (offset, error)
         self._unraised.add(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Forget the lost message of a queue, which has been read on."""
+        """Forget the lost message of a queue, because the queue could be read again."""
         self._errors.pop(queue, None)
         self._unraised.discard(queue)
 
     def raise_again(self) -> None:
-        """Have `raise_one` raise errors that the program has had already."""
+        """Make `raise_one` raise all errors again, including errors that were raised before."""
         self._unraised.update(self._errors)
 
     def raise_one(self, core: SubscriptionState) -> None:
-        """Raise the error of a queue that `core` still reads at the lost message, unless it was raised before. A queue
-        with buffered records before the lost message returns these first."""
+        """Raise the error of a queue whose position in `core` is still at the lost message, unless the error was raised
+        before. A queue with buffered records before the lost message returns these records first."""
         for queue in sorted(self._unraised):
             offset, error = self._errors[queue]
             if not core.reads(queue, offset):
@@ -80,10 +80,10 @@ class LostMessages:
 
 
 class Polls:
-    """The polls of one consumer, one at a time. `core`, guarded by `lock`, has its queues.
+    """Runs the polls of one consumer, one at a time. `core`, guarded by `lock`, holds the consumer's queues.
 
-    `check_open` raises ClientStateError after `close`. `assigns()` is true if the program has called `assign`. `wake`
-    wakes a poll that waits.
+    `check_open` raises ClientStateError after `close`. `assigns()` returns True if the program has called `assign`.
+    `wake` wakes a poll that waits.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class Polls:
         self._turn: PollTurn | None = None
         """The last poll."""
         self.unreadable = UnreadableLog(settings.group)
-        """The messages that polls have gone past because they cannot be read."""
+        """Log of the unreadable messages that polls have skipped."""
         self.descriptors, self.wait_max_s = reader.descriptors, reader.wait_max_s
 
     def begin(self, turn: PollTurn, max_messages: int, timeout_s: float) -> None:
-        """Begin a poll. With auto-commit, everything that earlier polls returned counts as finished. Raises the errors
-        that make polling useless, as PullConsumer.poll says."""
+        """Begin a poll. With auto-commit, all messages that earlier polls returned count as finished. Raises the errors
+        of PullConsumer.poll that make a poll useless."""
         self._check_open()
         self.settle_abandoned()
         self._committer.raise_refusal()
@@ -128,7 +128,7 @@ class Polls:
             self._began_ns = time.time_ns()
         now_s = time.monotonic()
         with self._lock:
-            self._check_open()  # under the lock: after `close` has looked for polls, none begins
+            self._check_open()  # under the lock, so that no poll begins after `close` has checked for running polls
             if turn.abandoned:
                 raise ClientStateError("this poll was interrupted before it began")
             self._core.poll_begins(now_s)
@@ -148,7 +148,8 @@ class Polls:
             )
 
     def settle_abandoned(self) -> None:
-        """Give back the messages that the last poll took, if its caller was interrupted before it had them."""
+        """Return the messages of the last poll to their queues, if its caller was interrupted before it
+        received them."""
         turn = self._turn
         if turn is None or not turn.abandoned:
             return
@@ -163,7 +164,7 @@ class Polls:
         self._reader.read_more()
 
     def end(self, turn: PollTurn) -> None:
-        """End the poll that began."""
+        """End the current poll."""
         with self._lock:
             self._core.poll_ends(time.monotonic())
             closed = self._closing.is_set()
@@ -172,8 +173,8 @@ class Polls:
             self._reader.close_files()
 
     def raise_failure(self) -> None:
-        """Raise the error of a poll that found nothing, if there is one: the group could never be joined, it may not
-        read a queue now, or a queue's next message is lost."""
+        """Raise the error of a poll that found nothing, if an error exists: the group could never be joined, the group
+        may not read a queue now, or a queue's next message is lost."""
         self._member.raise_failure()
         with self._lock:
             self._lost.raise_again()
@@ -183,30 +184,31 @@ class Polls:
             raise forbidden.with_traceback(None)
 
     def raise_loss(self) -> None:
-        """Raise the errors for which a poll without messages does not wait: NoPermissionError while the group may read
-        none of this consumer's queues, and the error of a lost message."""
+        """Raise the errors for which an empty poll does not wait: NoPermissionError if the group may read none of this
+        consumer's queues, and the error of a lost message."""
         with self._lock:
             if self._core.all_forbidden:
                 raise next(iter(self._core.forbidden.values())).with_traceback(None)
             self._lost.raise_one(self._core)
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """The next records; they stay buffered until they are taken. On the node of their storage actor they are found
-        here, in its mapped files."""
-        self._member.fence()  # the process may have stood still since the call before
+        """Return the next records, which stay buffered until they are taken. On the storage actor's node this call also
+        finds records in the actor's mapped files."""
+        self._member.fence()  # the process may have been suspended since the last call, so the lease may have expired
         self._reader.look(max_messages)
         with self._lock:
             return self._core.peek(max_messages)
 
     def decode(self, decode: Decode[Found], slices: list[PolledRecords]) -> list[tuple[PolledRecords, Found]]:
-        """Return `decode(slices)`, with the topics' names within the namespace. Takes time, but waits for nothing."""
+        """Return `decode(slices)` with the namespace removed from the topic names. Uses CPU time, but never
+        blocks."""
         decoded = decode(slices)
         if not self._names:
             return decoded
         return [(part, cast("Found", shown_records(found, self._names))) for part, found in decoded]
 
     def take(self, turn: PollTurn, decoded: Iterable[tuple[PolledRecords, Found]]) -> list[tuple[PolledRecords, Found]]:
-        """Take the slices that are still current, and return them: they count as returned by the poll."""
+        """Take the slices that are still current, and return them. These slices count as returned by the poll."""
         self._member.fence()
         taken = []
         with self._lock:
@@ -230,13 +232,14 @@ class Polls:
         return taken
 
     def _expected(self, found: Sized) -> list[int]:
-        """The offsets of messages that the program is to acknowledge."""
+        """Return the offsets of the messages that the program must acknowledge."""
         if not self._settings.acknowledge_each:
             return []
-        return [message.queue_offset for message in cast("list[MessageExt]", found)]  # see `table_decoder`
+        # always a list of messages: `table_decoder` refuses tables with acknowledge_each
+        return [message.queue_offset for message in cast("list[MessageExt]", found)]
 
     def end_abandoned(self) -> bool:
-        """End the last poll if its caller was interrupted. Returns True if another poll is still under way."""
+        """End the last poll if its caller was interrupted. Returns True if a poll is still running."""
         turn = self._turn
         if turn is not None and turn.abandoned:
             turn.end_dropped(self.end)
@@ -246,8 +249,8 @@ class Polls:
     def table_decoder(
         self, body_type: BodyType, columns: Sequence[str] | None, unreadable: Unreadable
     ) -> Decode[pa.RecordBatch]:
-        """The function that decodes polled records for a table. ClientStateError if polls must return messages,
-        InvalidArgumentError unless tables can be made so."""
+        """Return the function that decodes polled records for a table. Raises ClientStateError with acknowledge_each,
+        and InvalidArgumentError if no table can be created with these options."""
         if self._settings.acknowledge_each:
             raise ClientStateError("this consumer acknowledges each message: use poll, not poll_table")
         check_table(body_type, columns, unreadable)

@@ -1,9 +1,9 @@
-"""QueueReader brings records into a SubscriptionState: from mapped files on this node, and by fetches elsewhere.
+"""QueueReader reads records into a SubscriptionState: from mapped files on this node, and by fetches elsewhere.
 
     InPlaceReader     a storage actor on this node: records in its mapped files, found by the thread that polls
     Fetcher threads   a storage actor elsewhere: long polls, whose results are buffered until they are polled
 
-A pull consumer and the watch of a client's replies (raymq.client.request.reply_watch) read their queues with it.
+Pull consumers and the reply watch of a client (raymq.client.request.reply_watch) read their queues with a QueueReader.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class QueueReader:
-    """Reads the queues of `core`, which `lock` guards. Thread-safe; one thread at a time may `look`.
+    """Reads the queues of `core`, which `lock` guards. Thread-safe; only one thread at a time may call `look`.
 
-    `wake()` has a thread that waits for records look again. `lost` is called when a queue's next message cannot be
-    read. `fetched()` is called after a fetch has buffered records; by default, `wake` is. `read_on(queue)` is called
-    with the lock held when a fetch has read a queue. `count` is called with records that were found and their bytes.
-    `predicate(queue)` gives the predicate of a queue. While `rests()` is true, nothing is fetched.
+    `wake()` makes a thread that waits for records check again. `lost` is called when a queue's next message cannot be
+    read. `fetched()` is called after a fetch has buffered records (default: `wake`). `read_on(queue)` is called with
+    the lock held when a fetch has read a queue. `count` is called with found records and their size in bytes.
+    `predicate(queue)` returns the predicate of a queue. While `rests()` returns True, nothing is fetched.
     """
 
     def __init__(
@@ -83,15 +83,16 @@ class QueueReader:
             self._in_place.read(missing)
 
     def descriptors(self) -> list[int]:
-        """The descriptors that become readable when a thread that waits should look again."""
+        """Return the file descriptors that become readable when a waiting thread should check for records
+        again."""
         return self._in_place.descriptors()
 
     def wait_max_s(self) -> float:
-        """The longest time in s to wait before the next look, whatever happens."""
+        """Return the longest time in s that a thread may wait before it checks for records again."""
         return self._in_place.wait_max_s()
 
     def read_more(self) -> None:
-        """Read queues that may be wanted now, or from offsets that may be wanted now, and were not before."""
+        """Wake the readers, because queues or offsets may have become wanted."""
         with self._lock:
             hungry = list(self._core.wanted())
         self._in_place.take_up(hungry)
@@ -99,14 +100,14 @@ class QueueReader:
         self._wake()
 
     def stop(self) -> None:
-        """End the threads. A long poll under way ends within its wait."""
+        """Stop the threads. A long poll in flight ends within its maximum wait."""
         self._fetcher.stop()
 
     def close_files(self) -> None:
         """Close the connections to the storage actors on this node. Call it after the last `look`."""
         self._in_place.close()
 
-    # Called by the fetcher's threads
+    # Functions that the fetcher's threads call
 
     def _wanted(self) -> Mapping[MessageQueue, int]:
         if self._rests():
@@ -144,7 +145,7 @@ class QueueReader:
             self._wake()
 
     def _jump(self, queue: MessageQueue, offset: int, next_offset: int) -> None:
-        """Read a queue from `next_offset` on, because it does not hold `offset`."""
+        """Continue to read a queue at `next_offset`, because the queue does not hold `offset`."""
         with self._lock:
             jumps = self._core.out_of_range(queue, offset, next_offset)
         if jumps:

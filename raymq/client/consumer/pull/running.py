@@ -1,6 +1,4 @@
-"""A pull consumer by its own account: the queues that it holds and their offsets for administrators, its figures for
-metrics.
-"""
+"""State of a pull consumer: held queues and their offsets for administrators, and values for metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES, ConsumerFigur
 
 
 def running_info(core: SubscriptionState, group: str, client_id: str, host: str, member: str) -> RunningInfo:
-    """The consumer called `member` of `group` in this process, whose state is `core`."""
+    """Describe the consumer with the state `core`, which is the member `member` of the group `group`, for
+    administrators."""
     return RunningInfo(
         *(client_id, host, os.getpid(), member, group, "PULL", MessageModel.CLUSTERING.value, core.expressions),
         queues=tuple(_running_queue(assigned, core.forbidden.get(assigned.queue)) for assigned in core.held_queues),
@@ -26,8 +25,8 @@ def running_info(core: SubscriptionState, group: str, client_id: str, host: str,
 
 
 def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError | None) -> RunningQueue:
-    """A queue that is held; what polls returned and the program has not finished counts as in flight. `forbidden`: why
-    the group may not read it now."""
+    """Describe a held queue. Messages that polls returned and the program has not finished count as in flight.
+    `forbidden`: the reason why the group may not read the queue now."""
     state = "paused" if assigned.paused else assigned.state.value
     return RunningQueue(
         assigned.queue,
@@ -43,19 +42,19 @@ def _running_queue(assigned: AssignedMessageQueue, forbidden: NoPermissionError 
 
 
 def count_fetched(group: str, queue: MessageQueue, fetched: FetchedRecords, size_bytes: int) -> None:
-    """Count records of `size_bytes` that a fetch, or a look into the mapped files, has found."""
+    """Count the records, of `size_bytes` in total, that a fetch or a read of the mapped files has found."""
     records = fetched.records
     if not CLIENT_FIGURES.enabled or not len(records.starts):
         return
     try:
         stored_ms = store_timestamp_at(records.data, int(records.starts[0]))
-    except RecordError:  # the poll that decodes it says so
+    except RecordError:  # the poll that decodes the record reports the error
         return
     CLIENT_FIGURES.delivered(queue.topic, group, stored_ms, len(records.starts), size_bytes)
 
 
 def queue_state(group: str, assigned: AssignedMessageQueue) -> QueueState:
-    """A queue that the consumer holds."""
+    """Return the metrics state of a queue that the consumer holds."""
     pulled, committed = assigned.fetch_offset, assigned.committed
     figures = ConsumerFigures(
         assigned.queue.topic,

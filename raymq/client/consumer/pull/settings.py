@@ -1,7 +1,8 @@
-"""PullSettings are the settings of a pull consumer, with their bounds; PullOptions are the keywords users give.
+"""PullSettings are the settings of a pull consumer, with their bounds; PullOptions are the keyword arguments that users
+pass.
 
-The names and numbers are RocketMQ's lite pull consumer's (spec/messaging.md §6), but for `threshold_all_bytes`, which
-bounds the memory of one consumer, and `poll_interval_max_s`.
+Names and numbers are taken from RocketMQ's lite pull consumer (spec/messaging.md §6). The exceptions are
+`threshold_all_bytes`, which bounds the memory of one consumer, and `poll_interval_max_s`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ RANGES: Final = {
     "threshold_all_bytes": NumberRange(1 << 20, 1 << 40),
     "span_max": NumberRange(1, 65_535),
 }
-"""The values that each setting which is a number may have."""
+"""Allowed range of each numeric setting."""
 
 DELAY_LEVEL: Final = NumberRange(-1, DELAY_LEVELS_MAX)
 RECONSUME_TIMES: Final = NumberRange(0, INT32_MAX, otherwise=-1)
-"""The values of the arguments of `send_back`."""
+"""Allowed range of `max_reconsume_times`, an argument of `send_back`."""
 
 
 class PullOptions(TypedDict, total=False):
@@ -56,19 +57,20 @@ class PullOptions(TypedDict, total=False):
 class PullSettings:
     """The settings of one pull consumer.
 
-    `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: the messages that
-    polls returned are committed after the program polls again, every `auto_commit_interval_s`. `acknowledge_each`: a
-    message counts as done when the program acknowledges it, in any order, and not when the program polls again; it
-    needs auto_commit. A queue that moves to another member is then kept until all messages that polls returned are
-    acknowledged and committed. `allocation`: how the group shares its queues. `poll_interval_max_s`: a program that
-    does not poll for longer leaves its group until it polls again. `queue_check_interval_s`: the time between two
-    checks of the topics that have a queue-change listener.
+    `start`: the start offset in a queue in which the group has committed nothing. `auto_commit`: after the program
+    polls again, the messages that earlier polls returned are committed, every `auto_commit_interval_s`.
+    `acknowledge_each`: a message counts as done when the program acknowledges it, in any order, and not when the
+    program polls again; requires auto_commit. A queue that moves to another member is then kept until all messages that
+    polls returned are acknowledged and committed. `allocation`: how the group shares its queues. `poll_interval_max_s`:
+    a program that does not poll for longer than this leaves its group until it polls again. `queue_check_interval_s`:
+    the time between two checks of the topics that have a queue-change listener.
 
     The thresholds limit the records that are buffered for polls, which come from storage actors on other nodes. Each
-    queue has `threshold_count` messages, `threshold_bytes` of records, and `span_max` between the first and the last
-    offset. All queues together have `threshold_all_count` messages and `threshold_all_bytes`. A queue is fetched again
-    when less than half of its share is buffered. Records that are on their way when a threshold is reached are added,
-    up to 8 MiB per storage actor. Records of storage actors on this node are not buffered: polls read them in place.
+    queue may buffer `threshold_count` messages, `threshold_bytes` of records, and `span_max` between the first and the
+    last offset. All queues together may buffer `threshold_all_count` messages and `threshold_all_bytes`. A queue is
+    fetched again when less than half of its share is buffered. Records that are in flight when a threshold is reached
+    are added, up to 8 MiB per storage actor. Records of storage actors on this node are not buffered: polls read them
+    in place.
     """
 
     group: str
@@ -98,8 +100,8 @@ class PullSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[PullOptions]) -> PullSettings:
-        """Make settings from keyword arguments. IllegalNameError for the group, InvalidArgumentError for a value out of
-        bounds."""
+        """Create settings from keyword arguments. Raises IllegalNameError for an illegal group name,
+        InvalidArgumentError for a value out of bounds."""
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

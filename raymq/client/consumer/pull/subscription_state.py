@@ -1,14 +1,15 @@
-"""SubscriptionState decides for a pull consumer: which queues it has, what is fetched, returned and committed.
+"""SubscriptionState decides for a pull consumer which queues it holds, and what is fetched, returned and committed.
 
     group, brokers    granted → started → revoked → released          (raymq.client.consumer.assignment.assigned_queues)
     stores, polls     fetched → buffered → peek → taken → finished → committed
 
-The program has finished with the messages a poll returned when it polls again (with auto-commit) or commits, or once it
-has acknowledged each (acknowledge_each); until then their queue is *unsettled*, and is not released if it is revoked.
+The program has finished with the messages of a poll when it polls again (with auto-commit), when it commits, or when it
+has acknowledged each message (acknowledge_each). Until then their queue is *unsettled*, and is not released if it is
+revoked.
 
-No threads, no clock, no calls: the owner (raymq.client.consumer.pull.engine) brings every event, with the time in
-seconds, and changes nothing but by the methods here. Nothing here survives the process; committed offsets do, at the
-brokers.
+This module uses no threads, no clock and no calls. The owner (raymq.client.consumer.pull.engine) passes every event,
+with the time in seconds, and changes the state only through the methods of this class. The state ends with the process;
+committed offsets survive at the brokers.
 """
 
 from __future__ import annotations
@@ -37,36 +38,36 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         super().__init__()
         self._settings = settings
         self._subscriptions: dict[str, Subscription] = {}
-        """The wanted messages, by topic."""
+        """The subscription of each topic."""
         self._buffered: dict[MessageQueue, None] = {}
-        """Queues with buffered records, in the order in which polls return them: a queue that a poll has taken records
-        from moves to the end. `_note` keeps this table and the tables below, so that no step per message or per fetch
-        visits every queue."""
+        """Queues with buffered records, in the order in which polls return them. After a poll has taken records from a
+        queue, the queue moves to the end. `_note` updates this table and the tables below, so that no step per message
+        or per fetch visits every queue."""
         self._buffered_count = 0
         self._buffered_bytes = 0
         self._hungry: dict[MessageQueue, int] = {}
-        """The next offset to fetch, for queues with so few buffered records that more are fetched."""
+        """Next offset to fetch, for each queue that has few enough buffered records to be fetched again."""
         self._waits: dict[MessageQueue, FetchRequest] = {}
-        """For each queue that is read in place and not silent, a request from the end of its known part, where new
-        messages appear."""
+        """For each queue that is read in place and not silent, a request from the end of the queue's known part, where
+        new messages will appear."""
         self._unread: dict[MessageQueue, None] = {}
-        """The queues whose mapped files have more records, in turn."""
+        """Queues whose mapped files have unread records, in the order in which they are read."""
         self._unsettled: dict[MessageQueue, None] = {}
         """Queues from which the last poll returned messages."""
         self._unfinished: dict[MessageQueue, None] = {}
-        """Queues whose position is not what the program has finished."""
+        """Queues from which polls have returned messages that the program has not finished."""
         self._dirty: dict[MessageQueue, None] = {}
-        """Queues with something to commit."""
+        """Queues that have an offset to commit."""
         self._tables = (self._buffered, self._unread, self._unsettled, self._unfinished, self._dirty)
         self._version = 0
         self._polled_s = now_s
-        """When the program last began or ended a poll."""
+        """Time at which the program last began or ended a poll."""
         self._polling = False
         """True while the program is inside a poll."""
 
     @property
     def expressions(self) -> dict[str, str]:
-        """The subscriptions' expressions, by topic, as administrators see them."""
+        """Subscription expression of each topic, as administrators see it."""
         return {topic: subscription.description for topic, subscription in self._subscriptions.items()}
 
     @property
@@ -75,13 +76,14 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return frozenset(self._subscriptions)
 
     def predicate(self, topic: str) -> Predicate | None:
-        """The predicate of the topic's subscription; None if it has none, or is not subscribed to."""
+        """Return the predicate of the topic's subscription; None if the subscription has no predicate, or the topic is
+        not subscribed."""
         subscription = self._subscriptions.get(topic)
         return None if subscription is None else subscription.predicate
 
     @property
     def version(self) -> int:
-        """A number that changes when the queues or offsets to wait for change, other than by reading on."""
+        """Number that changes when the set of queues or offsets to wait for changes, except by normal reading."""
         return self._version
 
     @property
@@ -91,7 +93,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def hungry_count(self) -> int:
-        """The number of queues in `wanted`."""
+        """Number of queues in `wanted`."""
         return len(self._hungry) if self._has_capacity else 0
 
     @property
@@ -101,12 +103,12 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     @property
     def assigned_queues(self) -> list[MessageQueue]:
-        """The queues that are fetched from and returned, sorted; without revoked ones."""
+        """The started queues, which are fetched from and returned, sorted; revoked queues are not included."""
         return sorted(queue for queue, assigned in self._queues.items() if assigned.state is AssignmentState.STARTED)
 
     @property
     def held_queues(self) -> list[AssignedMessageQueue]:
-        """The queues that the group must not grant to others, sorted; to read only."""
+        """The queues that the group must not grant to other members, sorted. Do not change them."""
         return [self._queues[queue] for queue in sorted(self._queues)]
 
     @property
@@ -115,16 +117,18 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return sorted(queue for queue in self.assigned_queues if self._queues[queue].paused)
 
     def get(self, queue: MessageQueue) -> AssignedMessageQueue:
-        """An assigned queue, to read only; ClientStateError if it is not assigned."""
+        """Return an assigned queue, which the caller must not change. Raises ClientStateError if the queue is not
+        assigned."""
         assigned = self._queues.get(queue)
         if assigned is None or assigned.state is not AssignmentState.STARTED:
             raise ClientStateError(f"this consumer does not hold {queue} now; see assignment()")
         return assigned
 
-    # Ownership
+    # Methods that choose and release queues
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want these messages of a topic. If others were wanted, its buffered records are fetched again."""
+        """Set the subscription of a topic. If it differs from the previous subscription, the topic's buffered records
+        are fetched again."""
         if self._subscriptions.get(subscription.topic, subscription) != subscription:
             for assigned in self._queues.values():
                 if assigned.queue.topic == subscription.topic:
@@ -135,7 +139,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
     def assign(
         self, subscriptions: Mapping[str, Subscription], starts: Mapping[MessageQueue, QueueOffset], now_s: float
     ) -> None:
-        """Hold exactly the queues of `starts`, without a group. Queues assigned before keep their positions."""
+        """Hold exactly the queues of `starts`, without a group. Queues that are already assigned keep their
+        positions."""
         for subscription in subscriptions.values():
             self.subscribe(subscription)
         self._subscriptions = dict(subscriptions)
@@ -145,7 +150,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self.lose([queue for queue in self._queues if queue not in starts])
 
     def unsubscribe(self, topic: str, now_s: float) -> None:
-        """Return nothing more of a topic; its queues are released once they are settled."""
+        """Stop returning messages of a topic. Its queues are released after the program has finished with the returned
+        messages."""
         self._subscriptions.pop(topic, None)
         self.revoke([queue for queue in self._queues if queue.topic == topic], now_s)
 
@@ -157,18 +163,19 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return queue.topic in self._subscriptions
 
     def _may_go(self, assigned: AssignedMessageQueue, now_s: float) -> bool:
-        """True if a queue is settled and, with auto-commit, committed."""
+        """True if the program has finished with the queue's returned messages and, with auto-commit, their offset is
+        committed."""
         return assigned.settled and not (self._settings.auto_commit and assigned.dirty)
 
     def is_absent(self, now_s: float) -> bool:
         """True if the program has not polled for longer than `poll_interval_max_s`."""
         return not self._polling and now_s - self._polled_s > self._settings.poll_interval_max_s
 
-    # Polling
+    # Methods that a poll calls
 
     def poll_begins(self, now_s: float) -> None:
-        """Begin a poll of the program. With auto-commit it has finished with everything that earlier polls returned.
-        ClientStateError if another thread or task is inside a poll."""
+        """Begin a poll of the program. With auto-commit, all messages that earlier polls returned count as finished.
+        Raises ClientStateError if another thread or task is inside a poll."""
         if self._polling:
             raise ClientStateError("another thread or task polls this consumer now; one may at a time")
         self._polling = True
@@ -184,13 +191,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned)
 
     def poll_ends(self, now_s: float) -> None:
-        """End the poll that began."""
+        """End the current poll."""
         self._polling = False
         self._polled_s = now_s
 
     def peek(self, max_messages: int) -> list[PolledRecords]:
-        """The next records, queue by queue in turn, up to `max_messages`. They stay buffered until they are `taken`.
-        Nothing is buffered of paused and revoked queues."""
+        """Return up to `max_messages` of the next records, queue by queue in turn. The records stay buffered until
+        `taken` is called. Paused and revoked queues have no buffered records."""
         slices: list[PolledRecords] = []
         left = max_messages
         for queue in self._buffered:
@@ -203,13 +210,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return slices
 
     def is_current(self, part: PolledRecords) -> bool:
-        """True if a slice may still be returned: no seek, reset, pause or revocation has come between."""
+        """True if a slice may still be returned: no seek, reset, pause or revocation has happened since `peek`."""
         assigned = self._queues.get(part.queue)
         return assigned is not None and bool(assigned.buffered) and assigned.buffered[0] is part.fetched
 
     def taken(self, part: PolledRecords, expected: Sequence[int] = ()) -> None:
-        """Take a current slice from its buffer: it is returned to the program, which is to acknowledge the messages at
-        the offsets `expected`, if it acknowledges each. The queue's next turn comes after the others'."""
+        """Remove a current slice from its buffer, because the poll returns it. `expected`: offsets of the messages that
+        the program must acknowledge, if it acknowledges each message. The queue moves to the end of the order."""
         assigned = self._queues[part.queue]
         assigned.returned(part)
         assigned.expect(expected)
@@ -219,7 +226,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def give_back(self, taken: Iterable[TakenRange]) -> None:
-        """Return these messages again: the program did not get them. Queues that moved on since are left alone."""
+        """Return these messages again in a later poll, because the program did not receive them. Queues whose position
+        has changed since are left unchanged."""
         for queue, start, end, expected in reversed(list(taken)):
             assigned = self._queues.get(queue)
             if assigned is None or assigned.state is not AssignmentState.STARTED or assigned.position != end:
@@ -229,15 +237,16 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             assigned.done = min(assigned.done, start)
             self._note(assigned, moved=True)
 
-    # Fetching
+    # Methods about fetches
 
     def wanted(self) -> dict[MessageQueue, int]:
-        """The next offset to fetch, by queue, for the queues with so few buffered records that more are fetched."""
+        """Return the next offset to fetch for each queue that has few enough buffered records to be fetched
+        again."""
         return self._hungry.copy() if self._has_capacity else {}
 
     @property
     def _has_capacity(self) -> bool:
-        """True if less is buffered in all than may be."""
+        """True if the records buffered for all queues are below the limits for all queues."""
         settings = self._settings
         return (
             self._buffered_count < settings.threshold_all_count and self._buffered_bytes < settings.threshold_all_bytes
@@ -254,8 +263,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         )
 
     def request(self, queue: MessageQueue, offset: int) -> FetchRequest:
-        """Make the fetch of a queue from `offset`, for as many messages as there is capacity. If `offset` is not the
-        queue's next offset, the fetch is for one message, and `fetched` ignores its result."""
+        """Create the fetch of a queue from `offset`, for as many messages as may still be buffered. If `offset` is not
+        the queue's next offset, the fetch is for one message, and `fetched` ignores its result."""
         assigned = self._fetched_at(queue, offset)
         subscription = self._subscriptions.get(queue.topic)
         if assigned is None or subscription is None or assigned.silent:
@@ -266,13 +275,13 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return FetchRequest(queue.topic, queue.queue_id, offset, max_messages, subscription.tag_codes, subscription.sql)
 
     def reads(self, queue: MessageQueue, offset: int) -> bool:
-        """True if `offset` is the next one to fetch of a queue that is assigned and not paused."""
+        """True if the queue is assigned and not paused, and `offset` is its next offset to fetch."""
         assigned = self._fetched_at(queue, offset)
         return assigned is not None and not assigned.paused
 
     def fetched(self, queue: MessageQueue, offset: int, *found: FetchedRecords) -> bool:
-        """Buffer the records that a fetch from `offset`, or a read of the mapped files, has found. Returns False if a
-        seek, reset, pause or revocation has made them unwanted."""
+        """Buffer the records that a fetch from `offset`, or a read of the mapped files, has found. Returns False if the
+        records are no longer wanted after a seek, reset, pause or revocation."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None or not assigned.fetching:
             return False
@@ -283,7 +292,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
 
     def out_of_range(self, queue: MessageQueue, offset: int, next_offset: int) -> bool:
         """Continue at `next_offset`, because the queue does not hold `offset`. Polls first return the records that are
-        buffered from before a gap. Returns False if `offset` is no longer the next offset to fetch."""
+        buffered from before the gap. Returns False if `offset` is no longer the next offset to fetch."""
         assigned = self._fetched_at(queue, offset)
         if assigned is None:
             return False
@@ -296,10 +305,10 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned, moved=True)
         return True
 
-    # Reading in place
+    # Methods about queues that are read in place
 
     def read_in_place(self, queue: MessageQueue) -> None:
-        """Read an assigned queue from mapped files from now on, up to the end that `end_known` reports. Ignores a queue
+        """Switch an assigned queue to reads from mapped files, up to the end that `end_known` reports. Ignores a queue
         that is not assigned."""
         assigned = self._queues.get(queue)
         if assigned is not None and not assigned.mapped:
@@ -307,27 +316,27 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def read_by_fetches(self, queue: MessageQueue) -> None:
-        """Read a queue by fetches from now on."""
+        """Switch a queue to reads by fetches."""
         assigned = self._queues.get(queue)
         if assigned is not None and assigned.mapped:
             assigned.mapped = assigned.fetching = False
             self._note(assigned, moved=True)
 
     def waits(self) -> list[tuple[MessageQueue, FetchRequest]]:
-        """The queues that are read in place, each with a request from the end of its known part."""
+        """Return the queues that are read in place, each with a request from the end of the queue's known part."""
         return list(self._waits.items())
 
     @property
     def has_unread(self) -> bool:
-        """True if the mapped files are known to have more of a queue."""
+        """True if the mapped files are known to have unread records."""
         return bool(self._unread)
 
     def end_known(self, queue: MessageQueue, offset: int, min_offset: int, max_offset: int) -> bool:
-        """Note the offsets that a queue holds, [`min_offset`, `max_offset`), from the answer to a wait at `offset`.
-        Returns False if the queue's next offset is outside these offsets: a fetch must then find out more."""
+        """Record the offset range [`min_offset`, `max_offset`) that a queue holds, from the store's answer to a wait at
+        `offset`. Returns False if the queue's next offset is outside this range: a fetch must then find the reason."""
         assigned = self._queues.get(queue)
         if assigned is None or not assigned.mapped or assigned.silent or offset < assigned.fetch_offset:
-            return True  # the wait is over, or the queue was moved to an offset that this answer does not cover
+            return True  # the wait is outdated, or the queue was moved to an offset that this answer does not cover
         if not min_offset <= assigned.fetch_offset <= max_offset:
             return False
         assigned.known_end = max_offset
@@ -335,8 +344,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         return True
 
     def next_unread(self, max_messages: int) -> tuple[MessageQueue, FetchRequest, int] | None:
-        """Return a read of the next queue whose mapped files have more records, with the known end; None if there is no
-        such queue. The queue moves behind the other queues."""
+        """Return a read of the next queue whose mapped files have unread records, with the queue's known end. Returns
+        None if no queue has unread records. The queue moves to the end of the order."""
         for queue in self._unread:
             assigned, wanted = self._queues[queue], self._subscriptions[queue.topic]
             assigned.fetching = True
@@ -348,34 +357,34 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             return queue, request, assigned.known_end
         return None
 
-    # Positions
+    # Methods that move or pause positions
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at `offset` in an assigned queue, and commit it from now on."""
+        """Continue at `offset` in an assigned queue, and commit this offset with the next commit."""
         assigned = self.get(queue)
         assigned.backwards |= offset < max(assigned.done, assigned.committed or 0)
         assigned.seek(offset)
         self._note(assigned, moved=True)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither fetch nor return assigned queues. Their buffered records are dropped: they must not take capacity
-        from other queues."""
+        """Stop fetching and returning assigned queues. Their buffered records are dropped, so that they take no
+        capacity from other queues."""
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = True
             assigned.refetch_from(assigned.position)
             self._note(assigned, moved=True)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and return paused queues again."""
+        """Resume paused queues, which are then fetched and returned again."""
         for assigned in [self.get(queue) for queue in queues]:
             assigned.paused = False
             self._note(assigned, moved=True)
 
-    # Committing
+    # Methods about finished messages and commits
 
     def acknowledge(self, offsets: Mapping[MessageQueue, Collection[int]]) -> None:
-        """Count messages as finished by the program, in revoked queues too. Messages of queues that are not held do not
-        count: another member may have them."""
+        """Mark messages as finished by the program, in revoked queues too. Ignores messages of queues that are not
+        held, because another member may have these queues."""
         for queue, acknowledged in offsets.items():
             assigned = self._queues.get(queue)
             if assigned is not None:
@@ -383,7 +392,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
                 self._note(assigned)
 
     def finish_all(self) -> None:
-        """Count everything that polls returned as finished by the program, unless it acknowledges each message."""
+        """Mark all messages that polls returned as finished, unless the program acknowledges each message."""
         if self._settings.acknowledge_each:
             return
         for queue in self._unsettled | self._unfinished:
@@ -391,9 +400,9 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(self._queues[queue])
 
     def finish(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Count the messages before these offsets as finished by the program, in revoked queues too. All are checked
-        before any counts: ClientStateError for a queue that is not held, InvalidArgumentError for an offset that polls
-        have not come to."""
+        """Mark the messages before these offsets as finished by the program, in revoked queues too. All offsets are
+        checked before any is applied. Raises ClientStateError for a queue that is not held, InvalidArgumentError for an
+        offset that polls have not reached."""
         for queue, offset in offsets.items():
             position = (self._revoked.get(queue) or self.get(queue)).position
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= position:
@@ -406,7 +415,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned)
 
     def commit_is_urgent(self) -> bool:
-        """True if, with auto-commit, the group waits for a queue that is finished and not committed."""
+        """True if, with auto-commit, the group waits for a queue whose messages are finished but not committed."""
         return self._settings.auto_commit and any(
             assigned.settled and assigned.dirty for assigned in self._revoked.values()
         )
@@ -418,12 +427,12 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._note(assigned)
 
     def _reset(self, assigned: AssignedMessageQueue, start: QueueOffset) -> None:
-        """Continue at the offset to which a queue was reset, unless that reset is already known."""
+        """Continue at the offset to which a queue was reset. Ignores a reset that is already known."""
         if start.reset_version > assigned.reset_version:
             assigned.reset(start)
             self._note(assigned, moved=True)
 
-    # The tables of queues
+    # Methods that update the tables of queues
 
     def _state_changed(self, assigned: AssignedMessageQueue) -> None:
         super()._state_changed(assigned)
@@ -433,7 +442,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
             self._note(assigned, moved=True)
 
     def _note(self, assigned: AssignedMessageQueue, *, moved: bool = False) -> None:
-        """Bring the tables up to date for one queue that has changed. `moved`: not just by reading on."""
+        """Update the tables for one queue that has changed. `moved`: True if the change is more than normal
+        reading."""
         assigned.follow_acknowledgements()
         queue, noted, silent = assigned.queue, assigned.noted, assigned.silent
         in_tables = (
@@ -463,7 +473,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += moved
 
     def _forget(self, assigned: AssignedMessageQueue) -> None:
-        """Remove a queue that this consumer no longer holds from the tables."""
+        """Remove a queue that this consumer no longer holds from all tables."""
         self._set_tables(assigned, (False,) * len(self._tables))
         if assigned.noted.hungry_at >= 0:
             del self._hungry[assigned.queue]
@@ -474,7 +484,8 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
         self._version += 1
 
     def _set_tables(self, assigned: AssignedMessageQueue, in_tables: tuple[bool, ...]) -> None:
-        """Put a queue into these tables, at its present place or at the end, and remove it from the other tables."""
+        """Put a queue into the tables that `in_tables` selects, and remove it from the other tables. A queue that a
+        table already contains keeps its place; otherwise the queue is added at the end."""
         before = assigned.noted.tables or (False,) * len(in_tables)
         assigned.noted.tables = in_tables
         for table, is_in, was_in in zip(self._tables, in_tables, before, strict=True):
@@ -484,7 +495,7 @@ class SubscriptionState(AssignedQueues[AssignedMessageQueue]):
                 del table[assigned.queue]
 
     def _count(self, assigned: AssignedMessageQueue, count: int, size_bytes: int) -> None:
-        """Set the share of a queue in the totals."""
+        """Update the totals with the number and size of a queue's buffered records."""
         noted = assigned.noted
         self._buffered_count += count - noted.count
         self._buffered_bytes += size_bytes - noted.size_bytes

@@ -1,12 +1,13 @@
-"""The answers of listeners, and which of them mean that a message was consumed.
+"""The return values of listeners, and which of them mean that a message was consumed.
 
     None, ConsumeStatus.CONSUME_SUCCESS             consumed
     raymq.reply(…), or a list of replies and None   consumed, and answered
     ConsumeStatus.RECONSUME_LATER, ConsumeLater     not consumed: delivered again
     any other answer                                not consumed: the listener is wrong, and the reason says how
 
-The compiler checks the enum that RocketMQ's listeners return. Python has no such check. So an answer without a meaning
-(False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an error.
+The compiler checks the enum that RocketMQ's listeners return. Python has no such check. So a return value without a
+meaning (False, 1, "yes", the class ConsumeLater) must not count as consumed: the message would be lost without an
+error.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from raymq.common.protocol.request_reply import Reply, ReplyStatistics
 from raymq.common.shipping import deferred_kind
 
 ANSWER_SHOWN_MAX: Final = 200
-"""The most characters of an unknown answer that its reason shows."""
+"""Maximum number of characters of an unknown return value in the failure's reason."""
 
 
 class Replier(Protocol):
     """Sends the replies that listeners return (raymq.client.request.replier)."""
 
     def answer(self, messages: Sequence[MessageExt], answer: Reply | Sequence[object]) -> str:
-        """Send a listener's answer to these messages. Returns why it is no valid answer; empty if it is. Raises
-        nothing."""
+        """Send the replies that a listener returned for these messages. Returns why the return value is invalid, or an
+        empty string if it is valid. Never raises."""
 
     def statistics(self) -> ReplyStatistics:
         """The number of replies sent."""
 
 
 def judge(answer: Any, messages: range, call: Any, replier: Replier | None) -> Failure | None:
-    """Return the failure that a listener's answer means; None if the messages were consumed. Replies are sent.
+    """Return the failure that a listener's return value means; None if the messages were consumed. Sends replies.
 
-    `messages`: the indices of the call's messages in their task. `call`: the argument of the call.
+    `messages`: the indices of the call's messages in their task. `call`: the argument of the listener call.
     """
     if answer is None or answer is ConsumeStatus.CONSUME_SUCCESS:
         return None
@@ -66,10 +67,10 @@ def _later(answer: ConsumeLater, messages: range) -> Failure:
 
 
 def _unknown(answer: Any) -> str:
-    """The reason why an answer that means nothing fails its message."""
+    """Return the failure reason for a return value without a meaning."""
     try:
         shown = repr(answer)
-    except Exception as error:  # a user's __repr__
+    except Exception as error:  # the object's own __repr__ is user code and may raise
         shown = f"an object whose repr raises {type(error).__name__}"
     shown = shown if len(shown) <= ANSWER_SHOWN_MAX else shown[:ANSWER_SHOWN_MAX] + "…"
     return (
@@ -80,8 +81,8 @@ def _unknown(answer: Any) -> str:
 
 
 def check_listener(listener: Callable[[Any], Any], name: str) -> None:
-    """Raise ListenerError for a listener that cannot be called, or whose calls would run none of its code: a generator
-    function or an async generator function. Coroutine functions are allowed."""
+    """Raise ListenerError for a listener that cannot be called, or whose call would run none of its code (a generator
+    function or an async generator function). Coroutine functions are allowed."""
     if not callable(listener):
         raise ListenerError(f"a listener must be callable with one argument, {name} object is not")
     kind = deferred_kind(listener)

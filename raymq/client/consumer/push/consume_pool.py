@@ -1,20 +1,20 @@
 """ConsumePool runs the calls of a user's listener in threads of the listener's process.
 
-A `ConsumeRequest` (RocketMQ's word) is one task's listener calls. One thread makes its calls one after another, and
-further threads join after a time. So a quick listener costs no thread switch per message, and a slow one gets all
-threads. No thread joins an orderly request, and its first failure ends it.
+A `ConsumeRequest` (RocketMQ's word) holds the listener calls of one task. One thread makes the calls one after another,
+and further threads join after JOIN_AFTER_S. So a quick listener costs no thread switch per message, and a slow listener
+gets all threads. No second thread joins an orderly request, and the first failure ends an orderly request.
 
-A listener may be a coroutine function, or return an awaitable. The thread has the awaitable awaited
-(raymq.client.consumer.push.async_calls) and waits for its result, so the awaitable counts as a call under way.
+A listener may be a coroutine function, or return an awaitable. The thread passes the awaitable to an event loop
+(raymq.client.consumer.push.async_calls) and waits for its result, so the awaitable counts as a running call.
 
-A call that takes longer than its timeout is given up: it is reported as failed, and its thread no longer counts.
-Cancelling a coroutine frees its thread. At most as many threads may be given up as the pool has. If all of these are
-stuck, too, nothing is consumed until one returns (`stuck` is their number).
+A call that takes longer than its timeout is given up: the pool reports the call as failed, and its thread no longer
+counts. Cancelling a coroutine frees its thread. At most as many threads may be given up as the pool has. If all
+replacement threads are stuck, too, nothing is consumed until one returns (`stuck` is the number of stuck threads).
 
-A request is cancelled between two calls if its owner has not called for HANDLER_LEASE_S: the owner is gone, and another
-consumer may have its queue. Nothing here survives the process.
+A request is cancelled between two calls if its owner has not called for HANDLER_LEASE_S: the owner may be dead, and
+another consumer may have its queue. Nothing of this state survives the process.
 
-The pool has no thread that watches the others: its owner calls `look` when that is due.
+The pool has no thread that watches the other threads: the pool's owner calls `look` when a check is due.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.records import ContextCode
 
 JOIN_AFTER_S: Final = 0.02
-"""A request that is not through after this time gets further threads, more each time."""
+"""Time in s after which an unfinished request gets further threads; the number of added threads grows each
+time."""
 HANDLER_LEASE_S: Final = 5.0
-"""A request is cancelled when its owner was not heard of for this time."""
+"""Time in s without a call from its owner after which a request is cancelled."""
 QUICK_CALL_S: Final = PROCESS_BOUNDS_MS[0] / 1000
-"""A call that took no longer is in the first bucket of the metric."""
+"""Upper bound, in s, of the metric's first bucket: calls up to this duration are counted together."""
 SETTLE_AFTER_S: Final = 0.05
-"""A call that took longer may have been given up, which is checked under the lock."""
+"""Duration in s above which a finished call may have been given up. Only for longer calls the thread takes the lock to
+check this."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,8 @@ Handler = Callable[[Any], Any]
 
 
 class _Worker:
-    """One thread: the request and the call it is in, and since when (0: in none). `awaited`: the awaitable that it
-    waits for."""
+    """State of one thread: its request, the index of its current call, and the start time of this call (0: no call).
+    `awaited`: the awaitable for which the thread waits."""
 
     __slots__ = ("awaited", "given_up", "index", "request", "started_s")
 
@@ -70,9 +72,9 @@ class _Worker:
 
 
 class ConsumePool:
-    """Makes up to `threads` calls of `handler` at a time. `timeout_s` is for calls of requests that are not orderly.
-    `shown_group` is the group's name for hooks. `on_done` is called when a request is done, with the pool's lock held:
-    it must neither block nor call the pool."""
+    """Pool that makes up to `threads` calls of `handler` at a time. `timeout_s` applies to calls of requests that are
+    not orderly. `shown_group` is the group name that hooks see. `on_done` is called when a request is done, with the
+    pool's lock held: it must neither block nor call the pool."""
 
     def __init__(
         self,
@@ -98,24 +100,24 @@ class ConsumePool:
         self._on_done = on_done
         self._async_calls = AsyncCalls()
         self._lock = threading.Lock()
-        """Guards everything below, and the requests' fields but for `ended` and `failures`."""
+        """Guards all attributes below, and the fields of the requests except `ended` and `failures`."""
         self._wanted = threading.Condition(self._lock)
-        """Idle threads wait for it."""
+        """Condition on which idle threads wait for a request."""
         self._queue: deque[ConsumeRequest] = deque()
-        """The requests that threads must join; a request is in it once for each thread."""
+        """Requests that wait for threads to join; a request is listed once for each thread to join."""
         self._running: dict[ConsumeRequest, None] = {}
-        """The requests that are not done, in their order."""
+        """Requests that are not done, in the order of their submission."""
         self._workers: set[_Worker] = set()
         self._idle = 0
-        """Threads without a request."""
+        """Number of threads without a request."""
         self._stuck = 0
-        """Threads in calls that were given up."""
+        """Number of threads in calls that were given up."""
         self._in_order: dict[str, ConsumeRequest] = {}
-        """The latest orderly request of each queue, by key."""
+        """The latest orderly request of each queue, by the request's `key`."""
 
     def submit(self, request: ConsumeRequest) -> None:
-        """Begin with a request. An orderly one cancels an earlier one of its queue, and waits for the end of the call
-        that the earlier one is in."""
+        """Start a request. An orderly request cancels earlier requests of its queue, and waits until their running call
+        has ended."""
         now_s = time.monotonic()
         request.lease_until_s, request.join_at_s = now_s + HANDLER_LEASE_S, now_s + JOIN_AFTER_S
         if self._trace is not None and request.calls:
@@ -134,7 +136,8 @@ class ConsumePool:
             self._invite(request)
 
     def _is_followed(self, before: ConsumeRequest, request: ConsumeRequest) -> bool:
-        """Cancel the earlier requests of a queue. Returns True if `request` must wait for a call of one of them."""
+        """Cancel the earlier requests of a queue. Returns True if `request` must wait for a running call of an earlier
+        request."""
         self._cancel(before)
         running = before if before.follows is None else before.follows
         self._cancel(running)
@@ -144,25 +147,25 @@ class ConsumePool:
         return True
 
     def cancel(self, request: ConsumeRequest) -> None:
-        """Begin no further call of a request."""
+        """Cancel a request: no further call of it begins."""
         with self._lock:
             self._cancel(request)
 
     def report(self, request: ConsumeRequest) -> ConsumeReport:
-        """The calls of a request that ended since the last report."""
+        """Return the calls of a request that have ended since the last report."""
         with self._lock:
             return request.report(self._stuck)
 
     def renew_leases(self) -> None:
-        """Note that the owner of all requests was heard of."""
+        """Renew the leases of all requests, because their owner has called."""
         until_s = time.monotonic() + HANDLER_LEASE_S
         with self._lock:
             for request in self._running:
                 request.lease_until_s = until_s
 
     def look(self) -> float:
-        """Give up the calls that take too long, and have further threads join the requests that take long. Returns the
-        time in s after which the next look is due; infinity if nothing runs."""
+        """Give up calls that exceed their timeout, and add threads to requests that take long. Returns the time in s
+        until the next check is due; infinity if nothing runs."""
         now_s, next_s = time.monotonic(), float("inf")
         with self._lock:
             for request in list(self._running):
@@ -179,12 +182,12 @@ class ConsumePool:
         return max(next_s - now_s, 0.001)
 
     def _has_work_for_more(self, request: ConsumeRequest) -> bool:
-        """True if more threads could make calls of a request. Called with the lock."""
+        """True if more threads could make calls of a request. The caller holds the lock."""
         left = len(request.calls) - len(request.ended) - request.workers
         return request.key is None and not request.invited and left > 0 and request.workers < self._threads
 
     def _invite(self, request: ConsumeRequest) -> None:
-        """Have one more thread join a request, as soon as one is free."""
+        """Let one more thread join a request as soon as a thread is free."""
         self._queue.append(request)
         request.invited += 1
         if self._idle >= len(self._queue):
@@ -193,7 +196,8 @@ class ConsumePool:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """Start a thread unless there are enough. Given up ones do not count, up to as many as there may be others."""
+        """Start a thread if fewer than `threads` can make calls. Stuck threads do not count, up to the number
+        `threads`."""
         if len(self._workers) - min(self._stuck, self._threads) < self._threads:
             worker = _Worker()
             self._workers.add(worker)
@@ -225,7 +229,7 @@ class ConsumePool:
                 self._end_if_through(request)
 
     def _run(self, worker: _Worker, request: ConsumeRequest) -> None:
-        """Make calls of a request until none is left."""
+        """Make calls of a request until no call remains."""
         calls, ended, handler = request.calls, request.ended, self._handler
         plain = not self._hooks and not request.damaged
         begun_s = now_s = time.monotonic()
@@ -240,7 +244,7 @@ class ConsumePool:
                     answer = handler(calls[index])
                     if answer is not None:
                         failure = self._judged(request, index, answer, worker)
-                except BaseException:  # a user's code; sys.exit would end this thread only, and say nothing
+                except BaseException:  # user code: an uncaught sys.exit would end only this thread, without a message
                     failure = _raised(request, index)
             else:
                 failure = self._call(request, index, worker)
@@ -260,7 +264,7 @@ class ConsumePool:
             request.consume_s += now_s - begun_s
 
     def _count_apart(self, request: ConsumeRequest, took_s: float, *, ok: bool) -> None:
-        """Count one slow or failed call for the metrics."""
+        """Count one slow or failed call separately in the metrics."""
         with self._lock:
             self._count_apart_locked(request, took_s, ok=ok)
 
@@ -270,22 +274,22 @@ class ConsumePool:
         CLIENT_FIGURES.processed(request.topic, self._group, took_s * 1000, 1, ok=ok)
 
     def _count_quick(self, request: ConsumeRequest) -> None:
-        """Count the other calls of a request that is done. Called with the lock."""
+        """Count the quick calls of a finished request together in the metrics. The caller holds the lock."""
         quick = len(request.ended) - request.counted
         if quick > 0:
             each_ms = max(0.0, request.consume_s - request.counted_s) * 1000 / quick
             CLIENT_FIGURES.processed(request.topic, self._group, min(each_ms, QUICK_CALL_S * 1000), quick, ok=True)
 
     def _note_done(self, request: ConsumeRequest) -> None:
-        """Have a request that is done traced, if it was when it began. Called with the lock."""
+        """Trace a finished request if it was traced when it began. The caller holds the lock."""
         if self._trace is None or request.traced is None:
             return
         failed = {index: _context_code(failure) for index, failure in request.failures.items()}
         self._trace.done(request.topic, request.traced, request.ended, failed, request.consume_s * 1000)
 
     def call_directly(self, call: MessageExt | list[MessageExt]) -> tuple[str, str, float]:
-        """Call the listener once in this thread, with its hooks, for an administrator. The call belongs to no task, and
-        no figure counts it. A reply is sent. A coroutine is cancelled after the consume timeout.
+        """Call the listener once in this thread, with its hooks, for an administrator. The call belongs to no task and
+        is not counted in metrics. A reply is sent. A coroutine is cancelled after the consume timeout.
 
         Returns the status (CONSUME_SUCCESS, RECONSUME_LATER, or EXCEPTION if the listener raised), the reason of a
         failure, and the duration in ms.
@@ -297,7 +301,7 @@ class ConsumePool:
         begun_s, raised = time.monotonic(), False
         try:
             failure = self._judged(request, 0, self._handler(call))
-        except BaseException:  # as in _run
+        except BaseException:  # user code may raise SystemExit, as in `_run`
             failure, raised = _raised(request, 0), True
         took_ms = (time.monotonic() - begun_s) * 1000
         context.success, context.error = failure is None, "" if failure is None else failure.error
@@ -307,7 +311,8 @@ class ConsumePool:
         return "EXCEPTION" if raised else ConsumeStatus.RECONSUME_LATER.name, failure.error, took_ms
 
     def _call(self, request: ConsumeRequest, index: int, worker: _Worker) -> Failure | None:
-        """Make a call that has hooks, or fail one that stands for a damaged message."""
+        """Make one call together with its hooks. A call that stands for a damaged message fails without calling the
+        listener."""
         call = request.calls[index]
         if isinstance(call, Exception):
             if isinstance(call, BodyUnreadableError):
@@ -318,7 +323,7 @@ class ConsumePool:
         call_hooks(self._hooks, "before", context)
         try:
             failure = self._judged(request, index, self._handler(call), worker)
-        except BaseException:  # as in _run
+        except BaseException:  # user code may raise SystemExit, as in `_run`
             failure = _raised(request, index)
         context.success, context.error = failure is None, "" if failure is None else failure.error
         call_hooks(self._hooks, "after", context)
@@ -327,8 +332,8 @@ class ConsumePool:
     def _judged(
         self, request: ConsumeRequest, index: int, answer: Any, worker: _Worker | None = None
     ) -> Failure | None:
-        """The failure that a listener's answer means; None if the messages were consumed. An awaitable answer is
-        awaited first: this raises what it raises."""
+        """Return the failure that the listener's return value means; None if the messages were consumed. An awaitable
+        return value is awaited first; its exceptions are raised."""
         if not isinstance(answer, ConsumeStatus) and inspect.isawaitable(answer):
             answer = self._awaited(answer, worker)
         failure = judge(answer, request.messages_of(index), request.calls[index], self._replier)
@@ -337,20 +342,20 @@ class ConsumePool:
         return failure
 
     def _awaited(self, awaitable: Awaitable[Any], worker: _Worker | None) -> Any:
-        """The result of an awaitable. None if it was cancelled because its call was given up. Without a worker it is
-        awaited for at most the consume timeout."""
+        """Return the result of an awaitable; None if the awaitable was cancelled because its call was given up. If
+        `worker` is None, wait at most for the consume timeout."""
         call = self._async_calls.start(awaitable)
         if worker is None:
             try:
                 return call.result(self._timeout_s)
             except TimeoutError:
-                if call.done:  # the listener's own
+                if call.done:  # the listener itself raised this TimeoutError
                     raise
                 raise TimeoutError(f"the listener has not returned after {self._timeout_s:g} s") from None
             finally:
                 call.cancel()
         worker.awaited = call
-        if worker.given_up:  # in between
+        if worker.given_up:  # the call was given up before `awaited` was set
             call.cancel()
         try:
             return call.result()
@@ -364,11 +369,12 @@ class ConsumePool:
     def _was_given_up(self, worker: _Worker) -> bool:
         with self._lock:
             if not worker.given_up:
-                worker.started_s = 0.0  # from here on it cannot be
+                worker.started_s = 0.0  # after this, the call cannot be given up any more
             return worker.given_up
 
     def _give_up_late(self, request: ConsumeRequest) -> float:
-        """Give up the calls of a request that take too long, and return when the next one will take too long."""
+        """Give up the calls of a request that exceed the timeout. Returns the time at which the next call will exceed
+        it."""
         if request.key is not None:
             return float("inf")
         now_s, earliest_s = time.monotonic(), float("inf")
@@ -425,7 +431,7 @@ def _raised(request: ConsumeRequest, index: int) -> Failure:
 
 
 def _context_code(failure: Failure) -> ContextCode:
-    """The way in which a call failed, as a trace names it."""
+    """Return the trace's code for the way in which a call failed."""
     if failure.timed_out:
         return ContextCode.TIME_OUT
     return ContextCode.EXCEPTION if failure.raised else ContextCode.FAILED

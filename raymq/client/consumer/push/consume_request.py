@@ -1,4 +1,5 @@
-"""ConsumeRequest is one task's listener calls: the calls that ended, their failures, and the reports about them."""
+"""ConsumeRequest holds the listener calls of one task: the ended calls, their failures, and the reports about
+them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from raymq.telemetry.trace.contexts import TracedCalls
 class ConsumeRequest:
     """The listener calls of one task.
 
-    `calls` are the arguments of the calls: a message or a list of messages each, or an error. An error stands for a
-    message that cannot be decoded; it fails without a call, and `damaged` is true then. Call i is about the messages
-    from number `firsts[i]` of the task on. `key` names the queue of an orderly request; None for another request.
+    `calls` are the arguments of the calls: each is a message, a list of messages, or an error. An error stands for a
+    message that cannot be decoded; this call fails without calling the listener, and `damaged` is True. The messages of
+    call i begin at index `firsts[i]` of the task. `key` names the queue of an orderly request; None for other requests.
     """
 
     def __init__(
@@ -28,68 +29,70 @@ class ConsumeRequest:
         topic: str = "",
         of_lists: bool = False,
     ) -> None:
-        """`of_lists`: a call may have several messages."""
+        """`of_lists`: True if a call may have several messages."""
         self.calls = calls
         self.of_lists = of_lists
         self.firsts = firsts
         self.key = key
         self.damaged = damaged
         self.topic = topic
-        self.indices = iter(range(len(calls)))  # shared: each thread's next() takes one call
+        self.indices = iter(range(len(calls)))  # all threads share the iterator: each next() takes one call
         self.ended: list[int] = []
-        """The calls that ended, with or without success. Threads append to it without a lock."""
+        """Indices of the calls that have ended, with or without success. Threads append to the list without a
+        lock."""
         self.failures: dict[int, Failure] = {}
-        """The failures by call, entered before the call counts as ended."""
+        """Failure of each failed call, stored before the call is added to `ended`."""
         self.consume_s = 0.0
-        """Seconds that all threads have spent in calls."""
+        """Total time in s that all threads have spent in calls."""
         self.counted = 0
-        """Slow and failed calls, which the metrics count one by one. All other calls are in the first bucket; they are
-        counted together when the request is done."""
+        """Number of slow and failed calls, which the metrics count one by one. All other calls are in the metric's
+        first bucket, and are counted together when the request is done."""
         self.counted_s = 0.0
-        """The seconds that the calls in `counted` took."""
+        """Total time in s of the calls in `counted`."""
         self.workers = 0
-        """The threads that make calls of this request now."""
+        """Number of threads that make calls of this request now."""
         self.invited = 0
-        """The threads that join this request as soon as they are free."""
+        """Number of threads that will join this request as soon as they are free."""
         self.cancelled = False
         """True if no further call may begin."""
         self.lease_until_s = float("inf")
-        """The request is cancelled after this time."""
+        """Time after which the request is cancelled."""
         self.join_at_s = 0.0
-        """The time at which `joining` further threads join, unless all calls have ended."""
+        """Time at which `joining` further threads join this request, unless all calls have ended."""
         self.joining = 1
         self.done = threading.Event()
-        """Set when no thread makes calls of this request, and none will."""
+        """Set when no thread makes calls of this request, and no call will begin any more."""
         self.follower: ConsumeRequest | None = None
         """The request of the same queue that begins after this request."""
         self.follows: ConsumeRequest | None = None
         """The request that must end before this request begins."""
         self.traced: TracedCalls | None = None
-        """These calls in the message trace; None without a trace."""
+        """The record of these calls in the message trace; None without a trace."""
         self._reported = 0
-        """The number of entries of `ended` that reports have named."""
+        """Number of entries of `ended` that were already reported."""
         self._left: set[int] | None = None
-        """The calls that no report has named as ended; None until a report leaves some out."""
+        """Indices of the calls that were not yet reported as ended; None until a report has omitted some calls."""
 
     @property
     def message_count(self) -> int:
-        """The number of messages of all calls."""
+        """Total number of messages in all calls."""
         if self.of_lists:
             return sum(len(call) if isinstance(call, list) else 1 for call in self.calls)
         return len(self.calls)
 
     def messages_of(self, index: int) -> range:
-        """The indices in the task of the messages a call is about."""
+        """Return the task indices of the messages that a call covers."""
         first, call = self.firsts[index], self.calls[index]
         return range(first, first + (len(call) if isinstance(call, list) else 1))
 
     def failure(self, index: int, error: str, **how: Any) -> Failure:
-        """Make the failure of a call, whose messages were not consumed."""
+        """Create the failure of a call, whose messages were not consumed."""
         messages = self.messages_of(index)
         return Failure(messages.start, len(messages), error, **how)
 
     def report(self, stuck: int) -> ConsumeReport:
-        """Report the calls that ended since the last report. `stuck`: the number of threads in calls given up."""
+        """Report the calls that have ended since the last report. `stuck`: the number of threads in calls that were
+        given up."""
         done = self.done.is_set()
         new = self.ended[self._reported :]
         self._reported += len(new)
@@ -97,7 +100,7 @@ class ConsumeRequest:
         return ConsumeReport(self._unfinished(new), failures, done, self.consume_s if done else 0.0, stuck)
 
     def _unfinished(self, new: Sequence[int]) -> tuple[int, ...]:
-        """Note that the calls `new` have ended, and return the messages of all calls that have not."""
+        """Record that the calls `new` have ended, and return the message indices of all unfinished calls."""
         if self._left is None:
             if len(new) == len(self.calls):
                 return ()

@@ -1,7 +1,8 @@
 """PushConsumer runs a program's listener in the cluster, for as long as the program runs.
 
-`start` makes, per instance, a Listener actor in the user's environment, which has itself fed by the Pull actor of its
-node. The instances share the group's queues with all other members of the group; in BROADCASTING each has all queues.
+`start` creates one Listener actor per instance, in the user's environment. The Pull actor of the Listener's node sends
+messages to the Listener. The instances share the group's queues with all other members of the group; in BROADCASTING
+each instance has all queues.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ CALL_KEY_BYTES: Final = 32
 
 
 class PushOptions(TypedDict, total=False):
-    """The keywords of `Client.push_consumer` that are settings: see
-    raymq.client.consumer.push.settings.PushSettings."""
+    """The keyword arguments of `Client.push_consumer` that are settings (see
+    raymq.client.consumer.push.settings.PushSettings)."""
 
     orderly: bool
     message_model: MessageModel
@@ -71,7 +72,7 @@ class PushOptions(TypedDict, total=False):
 
 
 class PushConsumer(OfProcess):
-    """Describes a push consumer step by step; nothing runs before `start`. Made by `Client.push_consumer`."""
+    """Builder of a push consumer, created by `Client.push_consumer`. Nothing runs before `start`."""
 
     def __init__(
         self,
@@ -98,11 +99,11 @@ class PushConsumer(OfProcess):
         self._hooks: list[ShippedListener] = []
 
     def subscribe(self, topic: str, expression: Expression = "*") -> PushConsumer:
-        """Consume messages of a topic. `expression` chooses them by tag, for example ``"paid || refunded"``; by
+        """Consume messages of a topic. `expression` chooses messages by tag, for example ``"paid || refunded"``; by
         properties, ``raymq.sql("price > 5")``; or by a predicate (`raymq.predicate`). Messages that are delivered again
         from the retry topic always pass. A second call for a topic replaces its expression.
 
-        Raises TopicNotExistError, IllegalNameError or InvalidArgumentError; ServiceNotAvailableError or
+        Raises TopicNotExistError, IllegalNameError or InvalidArgumentError. Raises ServiceNotAvailableError or
         RequestTimeoutError if no NameServer answers within 10 s.
         """
         stored = self._names.wrap(topic)
@@ -115,11 +116,11 @@ class PushConsumer(OfProcess):
         """Call `listener(message)` for each message, in threads of one process per instance.
 
         A message is consumed if the listener returns None or ConsumeStatus.CONSUME_SUCCESS. After
-        ConsumeStatus.RECONSUME_LATER, a `ConsumeLater` or an exception it is delivered again from the group's retry
-        topic, after 10 s, 30 s, 1 min … 2 h; after the last attempt it goes to the dead letters. An orderly consumer's
-        queue waits a second instead, and continues with the same message. ``return raymq.reply(b"…")`` answers a
-        message that was sent with `Producer.request`. It means that the message is consumed, also if it is no request.
-        Any other answer (True, False, 1) is a failure, whose reason names it.
+        ConsumeStatus.RECONSUME_LATER, a `ConsumeLater` or an exception the message is delivered again from the group's
+        retry topic, after 10 s, 30 s, 1 min … 2 h. After the last attempt the message moves to the dead letters. An
+        orderly consumer's queue instead waits a second, and continues with the same message. ``return
+        raymq.reply(b"…")`` answers a message that was sent with `Producer.request`; the message counts as consumed,
+        even if it is no request. Any other return value (True, False, 1) is a failure, whose reason names the value.
 
         `listener` may be a coroutine function: its calls are awaited on one event loop per instance, at most `threads`
         at a time. A call that takes longer than `consume_timeout_s` is cancelled. Raises ListenerError if the listener
@@ -132,16 +133,16 @@ class PushConsumer(OfProcess):
     @bounded(batch_max=NumberRange(1, BATCH_MAX_MOST))
     def on_messages(self, listener: BatchHandler, *, batch_max: int = BATCH_MAX) -> PushConsumer:
         """Call `listener(messages)` as `on_message` does, with lists of up to `batch_max` (1 to 1024) messages of one
-        queue. An answer or an exception counts for all messages of a list, unless a `ConsumeLater` names the first
-        failed message. A list with a `raymq.reply(…)` or None for each message answers requests. One Reply for several
-        messages is a failure of all of them.
-        """
+        queue. A return value or an exception counts for all messages of a list, unless a `ConsumeLater` names the first
+        failed message. To answer requests, return a list with a `raymq.reply(…)` or None for each message. A single
+        Reply for several messages is a failure of all of them."""
         self._listener = ship(listener, takes_batch=True)
         self._settings = replace(self._settings, consume_message_batch_max_size=batch_max)
         return self
 
     def hook(self, hook: ConsumeHook) -> PushConsumer:
-        """Call `hook.before(context)` and `hook.after(context)` around each listener call, in its process."""
+        """Register a hook: `hook.before(context)` and `hook.after(context)` are called around each listener call, in
+        the listener's process."""
         self._hooks.append(ship_hook(hook))
         return self
 
@@ -151,12 +152,12 @@ class PushConsumer(OfProcess):
     ) -> PushSubscription:
         """Start `instances` instances. Returns when their listeners are loaded and Pull actors serve them.
 
-        On success the brokers know the group and its retry topic. `runtime_env` and `num_cpus` are Ray's, for the
-        listeners' processes. After an error nothing runs, and the brokers have no new group.
+        On success the group and its retry topic exist at the brokers. `runtime_env` and `num_cpus` are Ray's options,
+        for the listeners' processes. After an error nothing runs, and the brokers have no new group.
 
-        Raises ClientStateError without a subscription or a listener; ListenerError if the listener cannot be loaded
-        there; SubscriptionConflictError if members of the group subscribe to a topic with another expression;
-        NoPermissionError if the group may not consume in BROADCASTING (consume_broadcast_enable).
+        Raises ClientStateError without a subscription or a listener. Raises ListenerError if an instance cannot load
+        the listener. Raises SubscriptionConflictError if members of the group subscribe to a topic with another
+        expression. Raises NoPermissionError if the group may not consume in BROADCASTING (consume_broadcast_enable).
         """
         if not self._subscriptions:
             raise ClientStateError("this push consumer has no subscription; call subscribe(topic) before start()")
@@ -177,7 +178,8 @@ class PushConsumer(OfProcess):
             subscription.wait_loaded(self._listener.name, CONSUMER_START_TIMEOUT_S)
             offsets = GroupOffsets(settings.group)
             for broker_name in brokers:
-                if settings.clustering:  # after the listeners: a listener that cannot be loaded leaves no group
+                # create the group after the listeners, so that a listener that cannot be loaded leaves no group
+                if settings.clustering:
                     offsets.ensure_group(broker_name)
                 else:
                     offsets.check_broadcast(broker_name)
@@ -190,7 +192,7 @@ class PushConsumer(OfProcess):
     def _start_listener(
         self, settings: PushSettings, options: Mapping[str, Any], brokers: tuple[str, ...]
     ) -> RunningInstance:
-        """Start the Listener of an instance, under the first free name."""
+        """Start the Listener actor of an instance, under the first free name."""
         user = identity.present()
         call_key = b"" if user is None else secrets.token_bytes(CALL_KEY_BYTES)
         for index in itertools.count():
@@ -207,13 +209,13 @@ class PushConsumer(OfProcess):
                     self._make_trace,
                     access=None if user is None else ActorOwner(name, user, call_key),
                 )
-            except ValueError:  # the name is taken
+            except ValueError:  # another actor has this name
                 continue
             return RunningInstance(instance, listener, traced=self._make_trace is not None)
         raise AssertionError("unreachable")
 
 
 def _named(settings: PushSettings, index: int) -> PushSettings:
-    """The settings of one instance, with a name of its own if the instances have names."""
+    """Return the settings of one instance; if the instances have names, its own name is set."""
     name = settings.instance_name
     return settings if name is None else replace(settings, instance_name=f"{name}-{index}")

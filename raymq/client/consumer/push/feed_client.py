@@ -1,6 +1,7 @@
-"""FeedClient makes a Listener's calls, over lanes, to the Pull actor that feeds the Listener.
+"""FeedClient makes a Listener's calls to the Pull actor that sends tasks to the Listener, over lanes (direct socket
+connections).
 
-Both calls are safe to repeat: the Pull actor resends a hand-over that was lost, and counts a report once.
+Both calls are safe to repeat: the Pull actor resends a task batch that was lost, and counts a report once.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from raymq.remoting.lane.frames import FrameKind
 from raymq.remoting.lane_pool import LanePool
 
 NEXT_WAIT_S: Final = 5.0
-"""How long a Pull actor without tasks holds a Listener's request for the next tasks."""
+"""Time in s for which a Pull actor without tasks holds a Listener's request for the next tasks (long poll)."""
 FEED_CALL_TIMEOUT_S: Final = 5.0
-"""Limits a call to the Pull actor, beside NEXT_WAIT_S."""
+"""Timeout in s of a call to the Pull actor, in addition to NEXT_WAIT_S."""
 
 TaskReport = tuple[int, ConsumeReport]
-"""A task's number, and the Listener's progress with it."""
+"""A task's number, and the Listener's report about the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullDescription:
-    """The answer of a Pull actor to `describe`."""
+    """A Pull actor's answer to `describe`."""
 
     lane: LaneAddress
 
 
 class FeedClient:
-    """Calls of the instance `name`, in a process that calls itself `life`, to the Pull actor `pull`. Thread-safe.
+    """Calls of the instance `name` to the Pull actor `pull`. `life` identifies the calling process. Thread-safe.
 
-    Each call raises what the Pull actor raised (ServiceNotAvailableError while it does not host the instance), and
-    ServiceNotAvailableError or RequestTimeoutError without an answer.
+    Each call raises the error that the Pull actor raised (ServiceNotAvailableError while it does not host the
+    instance). If the Pull actor does not answer, a call raises ServiceNotAvailableError or RequestTimeoutError.
     """
 
     def __init__(self, pull: str, name: str, life: str) -> None:
@@ -47,7 +48,8 @@ class FeedClient:
         )
 
     def next_tasks(self, epoch: int, got: int) -> HandOver:
-        """Return the hand-over after number `got` of life `epoch`, or one without tasks after NEXT_WAIT_S."""
+        """Return the task batch after number `got` of incarnation `epoch`. Returns a batch without tasks after
+        NEXT_WAIT_S."""
         payload = encode_call("next_tasks", (self._name, self._life, epoch, got))
 
         def over_lane(lane: Lane, left_s: float) -> HandOver:
@@ -56,7 +58,8 @@ class FeedClient:
         return self._lanes.call("next_tasks", over_lane, NEXT_WAIT_S + FEED_CALL_TIMEOUT_S)
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report about tasks of life `epoch`. The Pull actor has the reports on return."""
+        """Report the progress of tasks of incarnation `epoch`. The Pull actor has received the reports on
+        return."""
         payload = encode_call("report", (self._name, self._life, epoch, list(reports)))
         self._lanes.call(
             "report", lambda lane, left_s: lane.call(FrameKind.CALL, (payload,), left_s), FEED_CALL_TIMEOUT_S
@@ -64,6 +67,7 @@ class FeedClient:
 
 
 def read_hand_over(payload: bytes | memoryview) -> HandOver:
-    """Decode a hand-over that `encode_result` has encoded. ServiceNotAvailableError if the payload is no hand-over."""
+    """Decode a task batch that `encode_result` has encoded. Raises ServiceNotAvailableError if the payload is no task
+    batch."""
     hand_over: HandOver = decode_result(payload, HandOver)
     return hand_over

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """One listener call. `success` and `error` are set before `after` is called; `properties` is for the hook's use."""
+    """One listener call, as a hook sees it. `success` and `error` are set before `after` is called. `properties` is for
+    the hook's own use."""
 
     group: str
     messages: Sequence[MessageExt]
@@ -24,13 +25,14 @@ class ConsumeContext:
 
 
 class ConsumeHook(Protocol):
-    """Called in the listener's process and thread. An exception of a hook is logged, and changes nothing."""
+    """Interface of a consume hook, called in the listener's process and thread. An exception of a hook is logged and
+    ignored."""
 
     def before(self, context: ConsumeContext) -> None:
-        """Called when the listener is about to be called."""
+        """Called just before the listener call."""
 
     def after(self, context: ConsumeContext) -> None:
-        """Called when the listener has returned or raised."""
+        """Called after the listener has returned or raised."""
 
 
 def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext) -> None:
@@ -39,5 +41,5 @@ def call_hooks(hooks: Sequence[ConsumeHook], name: str, context: ConsumeContext)
         method: Callable[[ConsumeContext], None] = getattr(hook, name)
         try:
             method(context)
-        except Exception:  # a user's code, whose failure must not make the message fail
+        except Exception:  # a failure in the user's hook must not make the message fail
             logger.exception("consume hook %s.%s failed", type(hook).__name__, name)

@@ -1,9 +1,10 @@
-"""A Listener has its instance hosted by the Pull actor of its node, for as long as its process runs.
+"""Hosted makes the Pull actor of a Listener's node host the Listener's instance, for as long as the Listener's process
+runs.
 
 A thread of the Listener's process calls the Pull actor (`pull-NODE`) about every HOST_INTERVAL_S, with everything that
-is needed to make the instance. So a restarted Pull actor has all its instances back within seconds, and notices a new
-process of the Listener at once. If the Pull actor does not run, a broker starts it. A Listener that Ray has restarted
-on another node calls the Pull actor of that node.
+is needed to create the instance. So a restarted Pull actor has all its instances back within seconds, and notices a new
+process of the Listener at once. If the Pull actor does not run, a broker starts it. If Ray has restarted a Listener on
+another node, the Listener calls the Pull actor of that node.
 
 The same thread reports the metrics of the Listener's process.
 """
@@ -34,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One push-consumer instance: its name, a key that no other one has, and the brokers that can start a Pull
-    actor. `call_key`: the key with which the Pull actor signs its calls of the Listener; empty if there is no user."""
+    """One push-consumer instance: its name, its unique key, and the brokers that can start a Pull actor. `call_key`:
+    the key with which the Pull actor signs its calls of the Listener; empty without a user."""
 
     name: str
     key: str
@@ -45,10 +46,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """A Listener's call to its Pull actor.
+    """A Listener's request to be hosted by its Pull actor.
 
-    `listener` is its handle, `life` its process, `broken` the traceback if the listener cannot be loaded there, and
-    `kept` the state that the process keeps for the instance.
+    `listener` is the Listener's actor handle; `life` identifies the Listener's process. `broken` is the traceback if
+    the process cannot load the listener. `kept` is the state that the process keeps for the instance.
     """
 
     instance: Instance
@@ -61,9 +62,9 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The Pull actor's answer. `hosted`: False once the instance was stopped. `keep`: the state that the process must
-    keep from now on; None for no change. `metrics`: the cluster's metrics, once the Pull actor has them from a broker.
-    """
+    """The Pull actor's answer to a hosting request. `hosted`: False after the instance was stopped. `keep`: the new
+    state that the process must keep; None for no change. `metrics`: the cluster's metrics settings, once the Pull actor
+    has received them from a broker."""
 
     hosted: bool
     keep: object = None
@@ -71,8 +72,8 @@ class HostAnswer:
 
 
 class Hosted:
-    """The thread of a Listener's process that has its instance hosted. `call` makes the call's content; `keep` is
-    called with a state to keep."""
+    """The thread of a Listener's process that keeps the instance hosted by a Pull actor. `call` creates the request's
+    content; `keep` is called with a state to keep."""
 
     def __init__(
         self,
@@ -85,14 +86,14 @@ class Hosted:
         self._node_id = node_id
         self._make_call, self._keep = make_call, keep
         self.life = secrets.token_hex(8)
-        """A name for this process that no other one has."""
+        """Unique name of this process."""
         self._pull = ActorRef(str(PullName(node_id)))
         self._hosted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, once."""
+        """Start the thread; later calls do nothing."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hosting", daemon=True)
@@ -104,7 +105,8 @@ class Hosted:
         return self._pull.name
 
     def where(self, wait_s: float) -> str:
-        """The name of the Pull actor that hosts the instance now; empty if none does within `wait_s`."""
+        """Return the name of the Pull actor that hosts the instance; empty if no Pull actor hosts it within
+        `wait_s`."""
         return self._pull.name if self._hosted.wait(wait_s) else ""
 
     def _run(self) -> None:
@@ -128,7 +130,7 @@ class Hosted:
             time.sleep(HOST_INTERVAL_S)
 
     def _start_pull(self) -> None:
-        """Have a broker start the node's Pull actor if it does not run."""
+        """Ask a broker to start the node's Pull actor if the actor does not run."""
         try:
             self._pull.handle()
             return

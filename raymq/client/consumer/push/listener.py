@@ -1,18 +1,18 @@
 """Listener is the actor that runs a user's listener.
 
-It is a part of raymq and not of the servers, because it runs in the user's environment: the user's `runtime_env`, and
-the user's import path, which may hold packages with any name. The listener arrives as bytes of cloudpickle, pickled by
-value, so a function of the user's own module needs no installation on the workers.
+This module belongs to the client package, not to the servers, because the actor runs in the user's environment: the
+user's `runtime_env`, and the user's import path, which may hold packages with any name. The listener is sent as bytes
+of cloudpickle, pickled by value, so a function of the user's own module needs no installation on the workers.
 
-The Pull actor of its node hosts its instance (raymq.client.consumer.push.hosting). The Listener asks the Pull actor for
-tasks, and reports finished messages (raymq.client.consumer.push.task_feed). Threads of a ConsumePool call the listener,
-so a call that blocks delays neither the reports nor other calls.
+The Pull actor of the Listener's node hosts the instance (raymq.client.consumer.push.hosting). The Listener requests
+tasks from the Pull actor, and reports finished messages (raymq.client.consumer.push.task_feed). Threads of a
+ConsumePool call the user's listener, so a call that blocks delays neither the reports nor other calls.
 
-If access is on, the Listener serves the signed calls of its user's program and of its Pull actor
+If access control is on, the Listener serves the signed calls of its user's program and of its Pull actor
 (raymq.remoting.access.stand_in).
 
-Nothing survives its death. Ray restarts it with the same listener, and the Pull actor delivers its unfinished messages
-again. So a listener is called at least once per message.
+The Listener keeps no state over its death. Ray restarts the actor with the same listener, and the Pull actor delivers
+its unfinished messages again. So the listener is called at least once per message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from raymq.telemetry.trace.deliveries import DeliveryTrace
 from raymq.telemetry.trace.spans import SpanHook, spans_if_set
 
 DIRECT_CALLS_MAX: Final = 2
-"""The most messages at a time that are consumed for administrators, besides the messages of the group."""
+"""Maximum number of messages consumed at a time for administrators, in addition to the messages of the group."""
 
 Answer = ConsumeStatus | ConsumeLater | Reply | None
 BatchAnswer = ConsumeStatus | ConsumeLater | Sequence[Reply | None] | None
@@ -56,8 +56,8 @@ BatchHandler = Callable[[list[MessageExt]], BatchAnswer | Awaitable[BatchAnswer]
 
 @dataclass(frozen=True, slots=True)
 class ShippedListener:
-    """A pickled listener for its actors. `payload` is cloudpickle's; `takes_batch`: it is called with lists of messages
-    and not with single ones."""
+    """A pickled listener, to be sent to its actors. `payload`: the bytes of cloudpickle. `takes_batch`: True if the
+    listener is called with lists of messages, False if with single messages."""
 
     payload: bytes
     takes_batch: bool
@@ -65,16 +65,16 @@ class ShippedListener:
 
 
 def ship(handler: Callable[[Any], Any], *, takes_batch: bool) -> ShippedListener:
-    """Pickle a listener by value. ListenerError when it is not callable, is a generator function, or cannot be
-    pickled."""
+    """Pickle a listener by value. Raises ListenerError if the listener is not callable, is a generator function, or
+    cannot be pickled."""
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
     check_listener(handler, name)
     return ShippedListener(_dumps(handler, f"listener {name}"), takes_batch, name)
 
 
 def ship_hook(hook: ConsumeHook) -> ShippedListener:
-    """Pickle a consume hook by value, like a listener. ListenerError when it lacks a method, a method is a coroutine
-    or generator function, or it cannot be pickled."""
+    """Pickle a consume hook by value, like a listener. Raises ListenerError if the hook lacks a method, if a method is
+    a coroutine or generator function, or if the hook cannot be pickled."""
     name = type(hook).__qualname__
     if not all(callable(getattr(hook, method, None)) for method in ("before", "after")):
         raise ListenerError(f"a consume hook must have the methods before(context) and after(context), {name} has not")
@@ -95,7 +95,7 @@ def _dumps(thing: Any, what: str) -> bytes:
 
 
 class Listener:
-    """The shell around the user's function."""
+    """The actor that runs the user's listener."""
 
     def __init__(
         self,
@@ -107,7 +107,8 @@ class Listener:
         user: Identity | None = None,
         make_trace: Callable[[], DeliveryTrace] | None = None,
     ) -> None:
-        """`user`: whom this process acts as, for as long as it lives. `make_trace`: makes the trace of deliveries."""
+        """`user`: the identity as which this process acts until it ends. `make_trace`: creates the trace of
+        deliveries."""
         if user is not None:
             identity.take(user)
         self._instance = instance
@@ -117,20 +118,21 @@ class Listener:
         """Guards `_hosted`."""
         self._direct = threading.Semaphore(DIRECT_CALLS_MAX)
         self._state: object = None
-        """The value of the last `keep`."""
+        """The state from the last `keep` call."""
         self._failure = ""
-        """The traceback if the listener could not be loaded."""
+        """Traceback if the listener could not be loaded; empty otherwise."""
         self._replier: Replier | None = None
         self._trace: DeliveryTrace | None = None
         self._tasks: TaskFeed | None = None
-        """None if the listener could not be loaded."""
+        """The task feed; None if the listener could not be loaded."""
         try:
             handler = cloudpickle.loads(shipped.payload)
             made = [cloudpickle.loads(hook.payload) for hook in hooks]
-            spans = spans_if_set()  # the listener's own modules may have set a provider
+            # after loading, because the listener's own modules may have set an OpenTelemetry provider
+            spans = spans_if_set()
             if spans is not None:
                 made.insert(0, SpanHook(spans))
-        except Exception:  # a user's module may fail in any way when it is imported here
+        except Exception:  # importing a user's module may raise any exception
             self._failure = traceback.format_exc()
         else:
             self._replier = None if make_replier is None else make_replier()
@@ -147,7 +149,7 @@ class Listener:
             self._begin_hosting()
 
     def _begin_hosting(self) -> Hosted:
-        """Have the instance hosted from now on, by the Pull actor of this node."""
+        """Start the thread that keeps the instance hosted by the Pull actor of this node."""
         with self._lock:
             if self._hosted is None:
                 assert self._instance is not None
@@ -166,12 +168,13 @@ class Listener:
         return hosted
 
     def hosted_by(self, wait_s: float) -> str:
-        """Have the instance hosted, and return the name of the Pull actor that does it now; empty if none does within
-        `wait_s`."""
+        """Make a Pull actor host the instance, and return the actor's name. Returns an empty string if no Pull actor
+        hosts the instance within `wait_s`."""
         return self._begin_hosting().where(wait_s)
 
     def ready(self) -> str:
-        """The traceback if the listener could not be loaded here; empty if it is loaded."""
+        """Return the traceback if this process could not load the listener; an empty string if the listener is
+        loaded."""
         return self._failure
 
     def reply_statistics(self) -> ReplyStatistics:
@@ -179,17 +182,17 @@ class Listener:
         return ReplyStatistics() if self._replier is None else self._replier.statistics()
 
     def close_trace(self) -> None:
-        """Send what the trace holds, for a bounded time, and note nothing more."""
+        """Send the buffered trace records, for a bounded time, and stop tracing."""
         if self._trace is not None:
             self._trace.close()
 
     def stacks(self) -> tuple[int, tuple[ThreadStack, ...]]:
-        """The id of this process, and the stacks of its threads."""
+        """Return the id of this process, and the stacks of its threads."""
         return os.getpid(), thread_stacks()
 
     def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
-        """Call the listener with a message, for an administrator; see ConsumePool.call_directly. ListenerError if it
-        could not be loaded; SystemBusyError while DIRECT_CALLS_MAX such calls have not returned."""
+        """Call the listener with a message, for an administrator (see ConsumePool.call_directly). Raises ListenerError
+        if the listener could not be loaded, SystemBusyError while DIRECT_CALLS_MAX such calls are running."""
         if self._tasks is None:
             raise ListenerError(f"the listener could not be loaded: {self._failure}")
         if not self._direct.acquire(blocking=False):
@@ -202,15 +205,16 @@ class Listener:
             self._direct.release()
 
     def keep(self, state: object) -> None:
-        """Remember a value for the Pull actor, in case it dies."""
+        """Store a state for the Pull actor, which reads it back after a restart."""
         self._state = state
 
     def kept(self) -> object:
-        """The value of the last `keep`; None if there was none."""
+        """Return the state from the last `keep` call; None before the first call."""
         return self._state
 
 
 LISTENER_OPTIONS: Final[dict[str, Any]] = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
 CONCURRENCY: Final = 8
-"""Threads for the actor's methods. Only `hosted_by` waits in one; the listener is called in others."""
+"""Number of threads for the actor's methods. Only `hosted_by` blocks such a thread; other threads call the
+listener."""
 ListenerActor = ray.remote(**LISTENER_OPTIONS)(owned_actor(Listener))

@@ -1,4 +1,5 @@
-"""PushSettings are the settings of a push consumer; its Pull and Listener actors get them (spec/messaging.md §5.1)."""
+"""PushSettings are the settings of a push consumer, which its Pull and Listener actors receive (spec/messaging.md
+§5.1)."""
 
 from __future__ import annotations
 
@@ -29,30 +30,30 @@ RANGES: Final = {
     "max_reconsume_times": NumberRange(0, INT32_MAX, otherwise=_UNLIMITED),
     "suspend_current_queue_time_ms": NumberRange(-INT32_MAX, INT32_MAX),
 }
-"""The values that each setting which is a number may have."""
+"""Allowed range of each numeric setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
     """The settings of one push consumer. Names, defaults and bounds are RocketMQ's, except for `pull_batch_size`.
 
-    `orderly`: a queue's messages are consumed one after another. `threads`: the listener calls at a time per instance.
-    `consume_message_batch_max_size`: the most messages per listener call. `pull_batch_size`: the messages per read of a
-    queue; for an orderly consumer also the messages that may be delivered again after a crash. RocketMQ reads 32 at a
-    time.
+    `orderly`: a queue's messages are consumed one after another. `threads`: maximum number of concurrent listener calls
+    per instance. `consume_message_batch_max_size`: maximum number of messages per listener call. `pull_batch_size`:
+    number of messages per read of a queue; for an orderly consumer also the number of messages that may be delivered
+    again after a crash. RocketMQ reads 32 messages at a time.
 
-    Fetching from a queue pauses above these thresholds of held messages: `pull_threshold_for_queue` messages,
-    `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets. A topic's thresholds,
-    if set (not -1), are divided by the number of its queues at the instance and used instead. `pull_interval_ms`: a
-    pause after each read.
+    Fetching from a queue pauses while the instance holds more than these thresholds: `pull_threshold_for_queue`
+    messages, `…_size_for_queue_mib`, and for a concurrent consumer `consume_concurrently_max_span` offsets. A topic's
+    thresholds, if set (not -1), replace them: each is divided by the number of the topic's queues at the instance.
+    `pull_interval_ms`: a pause after each read.
 
-    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: the deliveries
-    after the first. -1 means the group's setting at the broker (16) for a concurrent consumer, and no limit for an
-    orderly one. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; limited to 10 to
-    30000.
+    `consume_timeout_s`: a concurrent listener call that takes longer is given up. `max_reconsume_times`: the number of
+    deliveries after the first. -1 means the group's setting at the broker (16) for a concurrent consumer, and no limit
+    for an orderly consumer. `suspend_current_queue_time_ms`: how long an orderly queue waits after a failure; limited
+    to 10 to 30000.
 
-    BROADCASTING only: `offsets_dir` has each instance's offsets in GROUP/INSTANCE (default `~/.raymq/offsets`).
-    `instance_name` names the instances instead of their actors' names.
+    BROADCASTING only: `offsets_dir` holds each instance's offsets in GROUP/INSTANCE (default `~/.raymq/offsets`).
+    `instance_name` names the instances; without it, the names of their actors are used.
 
     `namespace`: the namespace of the group and the topics; the listener sees names without it.
     """
@@ -89,7 +90,7 @@ class PushSettings:
 
     @property
     def retry_topic(self) -> str:
-        """The topic through which the group's failed messages are delivered again."""
+        """The retry topic, from which the group's failed messages are delivered again."""
         return RETRY_PREFIX + self.group
 
     @property
@@ -99,17 +100,17 @@ class PushSettings:
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics the consumer reads: in CLUSTERING also the group's retry topic."""
+        """The topics that the consumer reads; in CLUSTERING they include the group's retry topic."""
         topics = {subscription.topic for subscription in self.subscriptions}
         return frozenset(topics | {self.retry_topic} if self.clustering else topics)
 
     @property
     def expressions(self) -> dict[str, str]:
-        """The subscriptions' expressions, by topic, as administrators see them."""
+        """Subscription expression of each topic, as administrators see it."""
         return {subscription.topic: subscription.description for subscription in self.subscriptions}
 
     def subscription(self, topic: str) -> Subscription:
-        """The subscription of a topic; of the retry topic, one for all messages."""
+        """Return the subscription of a topic. The retry topic's subscription is for all messages."""
         for subscription in self.subscriptions:
             if subscription.topic == topic:
                 return subscription

@@ -1,4 +1,4 @@
-"""PushSubscription is a push consumer that runs: status, suspend and resume, pause, stop."""
+"""PushSubscription is a running push consumer, with methods for status, suspend and resume, pause, and stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raymq.remoting.actor_ref import DEFAULT_TIMEOUT_S, ActorRef, HandleRef
 
 CONSUMER_STOP_TIMEOUT_S: Final = 40.0
 STOP_CALL_S: Final = 2.0
-"""The wait of one call that ends an instance; it is repeated."""
+"""Time in s that one call waits for an instance to stop; the call is repeated."""
 STOP_THREADS: Final = 8
 LOOK_WAIT_S: Final = 2.0
 LISTENER_TIMEOUT_S: Final = 10.0
@@ -31,12 +31,11 @@ LISTENER_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue at an instance. `state` is "pulling" if it is fetched from, else the reason why not: "suspended",
-    "paused", "too many messages" or the like; "forbidden" while the group may not read it. Messages before
-    `commit_offset` are consumed, messages before `committed_offset` are committed. The instance holds `buffered`
-    messages, and the listener has `in_flight` of them. `trouble`: why the last failed message failed, or why the group
-    may not read the queue.
-    """
+    """Status of one queue at an instance. `state` is "pulling" if the queue is fetched from, otherwise the reason why
+    not: "suspended", "paused", "too many messages" or the like; "forbidden" while the group may not read the queue.
+    Messages before `commit_offset` are consumed, messages before `committed_offset` are committed. The instance holds
+    `buffered` messages; `in_flight` of them are at the listener. `trouble`: why the last failed message failed, or why
+    the group may not read the queue."""
 
     queue: MessageQueue
     state: str
@@ -51,16 +50,16 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """One instance: its name, its queues, and the state of its listener.
+    """Status of one instance: its name, its queues, and the state of its listener.
 
-    `consumed` and `failures` count messages since the instance came to its Pull actor's process. `last_error` is the
-    traceback or the reason of a failure after which no message has succeeded, or the reason why the group may not read
-    a queue now. `skipped` messages of its queues were left out because their records are damaged; `last_skipped` is the
-    error of one of them. `listener_away` is the reason why nothing is delivered now; otherwise empty.
+    `consumed` and `failures` count messages since the Pull actor's process began to host the instance. `last_error` is
+    the traceback or reason of the last failure if no message has succeeded since, or the reason why the group may not
+    read a queue now. `skipped` messages of its queues were skipped because their records are damaged; `last_skipped` is
+    the error of one of them. `listener_away` is the reason why nothing is delivered now; otherwise empty.
     `listener_silent_s` is the time since the last report of the listener's process, which should be at most a second.
-    `stuck_threads` are listener calls that took longer than `consume_timeout_s`. If they are twice as many as
-    `threads`, nothing is consumed until one returns. `stats` has, per topic, over the last minute: PULL_TPS,
-    CONSUME_OK_TPS, CONSUME_FAILED_TPS, and CONSUME_RT in ms.
+    `stuck_threads` counts listener calls that have exceeded `consume_timeout_s`. If this is twice `threads`, nothing is
+    consumed until one call returns. `stats` has, per topic, over the last minute: PULL_TPS, CONSUME_OK_TPS,
+    CONSUME_FAILED_TPS, and CONSUME_RT in ms.
     """
 
     instance: str
@@ -81,7 +80,7 @@ class InstanceStatus:
 
 
 class RunningInstance:
-    """One instance: its Listener actor's handle, and the Pull actor that hosts it."""
+    """One running instance: its Listener's actor handle, and the Pull actor that hosts the instance."""
 
     def __init__(self, instance: Instance, listener: Any, *, traced: bool = False) -> None:
         self.listener = listener
@@ -96,7 +95,8 @@ class RunningInstance:
         return self._instance.name
 
     def wait_running(self, timeout_s: float) -> None:
-        """Have a Pull actor host the instance; RequestTimeoutError if none does in time."""
+        """Wait until a Pull actor hosts the instance. Raises RequestTimeoutError if none does within
+        `timeout_s`."""
         self._begun = True
         deadline_s = time.monotonic() + timeout_s
         while self._pull is None:
@@ -105,8 +105,8 @@ class RunningInstance:
             self._look()
 
     def call(self, method: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Call a method of the Pull actor about this instance. It may just be started again, or another one host the
-        instance now: so this is tried for `timeout_s`, and must be safe to repeat."""
+        """Call a method of the Pull actor about this instance. The Pull actor may be restarting, or another Pull actor
+        may host the instance now, so the call is retried for `timeout_s` and must be safe to repeat."""
 
         def attempt(left_s: float) -> Any:
             pull = self._pull or self._look()
@@ -121,11 +121,12 @@ class RunningInstance:
         return persist_until(time.monotonic() + timeout_s, attempt)
 
     def ask_listener(self, method: str, *args: Any, timeout_s: float = LISTENER_TIMEOUT_S) -> Any:
-        """Call a method of the instance's Listener. RequestTimeoutError, ServiceNotAvailableError."""
+        """Call a method of the instance's Listener. Raises RequestTimeoutError, ServiceNotAvailableError."""
         return self._calls.call(method, *args, what=f"the listener of {self.name}", timeout_s=timeout_s)
 
     def stop(self, timeout_s: float) -> str:
-        """End the instance; returns why it could not finish, empty if it did."""
+        """Stop the instance. Returns why the instance could not finish its messages, or an empty string if it finished
+        them."""
         deadline_s = time.monotonic() + timeout_s
         try:
             while self._begun and not self.call(
@@ -148,12 +149,12 @@ class RunningInstance:
 
 
 class PushSubscription(OfProcess):
-    """A push consumer that runs. `stop` ends it: the messages in flight are finished and committed."""
+    """A running push consumer. `stop` ends it after the messages in flight are finished and committed."""
 
     def __init__(
         self, group: str, on_close: Callable[[PushSubscription], None], names: Namespace = NO_NAMESPACE
     ) -> None:
-        """`group` is the stored name, as all that Pull actors are asked."""
+        """`group` is the stored name of the group (with its namespace), as in all calls to Pull actors."""
         self.group = names.unwrap(group)
         self._names = names
         self._on_close = on_close
@@ -161,7 +162,8 @@ class PushSubscription(OfProcess):
         self._closed = False
 
     def wait_loaded(self, name: str, timeout_s: float) -> None:
-        """Wait for the listeners' processes; ListenerError with the traceback when one cannot load its listener."""
+        """Wait until the listener processes have loaded the listener. Raises ListenerError with the traceback if a
+        process cannot load it."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
             failure = instance.ask_listener("ready", timeout_s=max(0.1, deadline_s - time.monotonic()))
@@ -169,7 +171,7 @@ class PushSubscription(OfProcess):
                 raise ListenerError(f"listener {name} cannot be loaded in its actor:\n{failure}")
 
     def wait_running(self, timeout_s: float) -> None:
-        """Wait until Pull actors serve all instances; RequestTimeoutError, ServiceNotAvailableError."""
+        """Wait until Pull actors serve all instances. Raises RequestTimeoutError, ServiceNotAvailableError."""
         deadline_s = time.monotonic() + timeout_s
         for instance in self.instances:
             instance.wait_running(max(0.1, deadline_s - time.monotonic()))
@@ -188,23 +190,24 @@ class PushSubscription(OfProcess):
         return sorted({entry.queue for status in self.status() for entry in status.queues})
 
     def suspend(self) -> None:
-        """Fetch and deliver nothing until `resume`. The instances keep their queues, and the listeners finish their
+        """Stop fetching and delivering until `resume`. The instances keep their queues, and the listeners finish their
         messages. An instance whose Pull actor restarts stays suspended."""
         self._call_all("suspend")
 
     def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Go on after `suspend`; with `queues`, go on with queues after `pause`."""
+        """Continue after `suspend`. With `queues`, continue these queues after `pause`."""
         if queues is None:
             self._call_all("resume")
         else:
             self._call_all("resume_queues", [self._names.queue(queue) for queue in queues])
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Fetch and deliver nothing of these queues, at whichever instance they are, until they are resumed."""
+        """Stop fetching and delivering these queues until they are resumed, whichever instance holds them."""
         self._call_all("pause_queues", [self._names.queue(queue) for queue in queues])
 
     def raise_listener_error(self) -> None:
-        """Raise ListenerError with the listener's traceback if a delivery failed and none has succeeded since."""
+        """Raise ListenerError with the listener's traceback if a delivery failed and no delivery has succeeded
+        since."""
         for status in self.status():
             if status.last_error:
                 raise ListenerError(
@@ -213,9 +216,9 @@ class PushSubscription(OfProcess):
                 )
 
     def stop(self, timeout_s: float = CONSUMER_STOP_TIMEOUT_S) -> None:
-        """Finish and commit the messages in flight, leave the group, end the actors. Idempotent.
+        """Finish and commit the messages in flight, leave the group, and stop the actors. Idempotent.
 
-        ServiceNotAvailableError, once everything is ended, if an instance did not finish within `timeout_s`.
+        If an instance did not finish within `timeout_s`, raises ServiceNotAvailableError after everything is stopped.
         """
         if self._closed:
             return
@@ -231,7 +234,7 @@ class PushSubscription(OfProcess):
             )
 
     def close(self) -> None:
-        """Do the same as `stop`."""
+        """Stop the consumer (the same as `stop`)."""
         self.stop()
 
     def __enter__(self) -> PushSubscription:
@@ -243,7 +246,7 @@ class PushSubscription(OfProcess):
         self.stop()
 
     def _call_all(self, method: str, *args: Any) -> None:
-        """Call a method of all instances; the first failure is raised when all were called."""
+        """Call a method of all instances; afterwards raise the first failure, if any."""
         failures = []
         for instance in self.instances:
             try:

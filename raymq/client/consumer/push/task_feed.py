@@ -1,11 +1,11 @@
-"""TaskFeed takes tasks from the Pull actor, has the listener called with their messages, and reports the results.
+"""TaskFeed receives tasks from the Pull actor, runs the listener on their messages, and reports the results.
 
     receiving thread   asks for the next tasks and reads them; a pool's threads make the calls (ConsumePool)
     reporting thread   gives up late calls; reports ended tasks together, and a task that takes longer than
                        REPORT_S in parts
 
-The TaskFeed makes all calls, so the Pull actor waits for no Listener. A task of a later life of the instance at its
-Pull actor cancels all tasks of earlier lives, which no Pull actor asks about.
+The TaskFeed makes all calls, so the Pull actor waits for no Listener. Each start of the instance at a Pull actor has a
+higher epoch. A task of a later epoch cancels all tasks of earlier epochs, because no Pull actor needs them any more.
 """
 
 from __future__ import annotations
@@ -33,31 +33,33 @@ from raymq.common.protocol.consume_result import ConsumeReport, Failure, HandOve
 from raymq.telemetry.trace.deliveries import DeliveryTrace
 
 REPORT_S: Final = 0.5
-"""A task that takes longer is reported several times, each time with the messages finished since."""
+"""Interval in s at which an unfinished task is reported; each report has the messages finished since the last
+report."""
 FEED_IDLE_S: Final = 0.5
-"""How long the reporting thread sleeps at most."""
+"""Maximum time in s that the reporting thread sleeps."""
 AWAKE_S: Final = 0.2
-"""The reporting thread looks up by itself for this time after a report, so that a new task need not wake it."""
+"""Time in s after a report for which the reporting thread checks for work by itself, so that a new task need not wake
+it."""
 FEED_RETRY_S: Final = 0.3
-"""The pause after a call to the Pull actor has failed."""
+"""Pause in s after a failed call to the Pull actor."""
 FEED_PAUSE_MAX_S: Final = 5.0
-"""The longest pause in s after a quota is used up, whose error names the time to wait."""
+"""Maximum pause in s after a quota is used up. The quota's error names the time to wait."""
 
 logger = logging.getLogger(__name__)
 
 
 class Feed(Protocol):
-    """The Pull actor, as raymq.client.consumer.push.feed_client reaches it."""
+    """Interface of the calls to the Pull actor (raymq.client.consumer.push.feed_client)."""
 
     def next_tasks(self, epoch: int, got: int) -> HandOver:
-        """Return the hand-over after number `got` of life `epoch`. Raises RaymqError."""
+        """Return the task batch after number `got` of incarnation `epoch`. Raises RaymqError."""
 
     def report(self, epoch: int, reports: Sequence[TaskReport]) -> None:
-        """Report about tasks of life `epoch`; RaymqError."""
+        """Report the progress of tasks of incarnation `epoch`. Raises RaymqError."""
 
 
 class TaskFeed:
-    """The tasks at one listener's process. `handler` is called with messages, or with lists of messages if
+    """The tasks of one listener process. `handler` is called with messages, or with lists of messages if
     `takes_batch`."""
 
     def __init__(
@@ -73,10 +75,10 @@ class TaskFeed:
         self._settings, self._names = settings, Namespace(settings.namespace)
         self._takes_batch = takes_batch
         self._news = threading.Event()
-        """There may be something to report."""
+        """Set if there may be something to report."""
         self._closed = threading.Event()
         self._asleep = False
-        """True while the reporting thread looks at nothing until it is woken."""
+        """True while the reporting thread sleeps until it is woken, without checking for work."""
         self._pool = ConsumePool(
             handler,
             threads=settings.threads,
@@ -90,39 +92,39 @@ class TaskFeed:
         )
         self._reader = TaskReader()
         self._lock = threading.Lock()
-        """Guards everything below."""
+        """Guards all attributes below."""
         self.epoch = 0
-        """The latest life of the instance at a Pull actor that has handed over a task."""
+        """Latest epoch (start of the instance at a Pull actor) from which a task was received."""
         self.got = 0
-        """The number of its last hand-over that is here."""
+        """Number of the last task batch received in `epoch`."""
         self._requests: dict[int, ConsumeRequest] = {}
-        """Tasks of that life whose end is not reported, by number."""
+        """Tasks of `epoch` whose end is not reported yet, by task number."""
         self._reported_s: dict[int, float] = {}
-        """By task, the time of the last report, or of the task's beginning."""
+        """For each task, the time of its last report, or of its start."""
         self._not_begun: list[TaskReport] = []
-        """Reports about tasks that cannot be begun here."""
+        """Reports about tasks that this process could not begin."""
 
     def start(self, feed: Feed, ready: Callable[[float], object]) -> None:
-        """Take tasks from `feed` from now on. `ready(wait_s)` waits, up to `wait_s`, until it is worth to ask, and
-        returns something that is not empty then."""
+        """Start to take tasks from `feed`. `ready(wait_s)` waits, up to `wait_s`, until a request makes sense, and then
+        returns a non-empty value."""
         for name, run in (("tasks", lambda: self._receive(feed, ready)), ("reports", lambda: self._report(feed))):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def consume_directly(self, message: MessageExt) -> tuple[str, str, float]:
-        """Call the listener with one message, which is no task's; see ConsumePool.call_directly."""
+        """Call the listener with one message that belongs to no task (see ConsumePool.call_directly)."""
         wanted = with_original_topic(message) if message.topic.startswith(RETRY_PREFIX) else message
         wanted = self._names.shown_message(wanted)
         return self._pool.call_directly([wanted] if self._takes_batch else wanted)
 
     def close(self) -> None:
-        """Take and report nothing more. The calls under way go on."""
+        """Stop taking tasks and reporting. Running calls continue."""
         self._closed.set()
         self._news.set()
 
-    # Tasks
+    # Methods that begin tasks
 
     def begin(self, hand_over: HandOver) -> None:
-        """Begin the tasks of a hand-over, unless it is here already."""
+        """Begin the tasks of a task batch, unless the batch was already received."""
         with self._lock:
             if hand_over.epoch > self.epoch:
                 left, self._requests, self._reported_s = self._requests, {}, {}
@@ -140,11 +142,11 @@ class TaskFeed:
 
     def _begin_task(self, task: ShippedTask) -> None:
         if task.number in self._requests:
-            return  # it came again because a report that it could not be read was repeated
+            return  # the Pull actor resent the task because the report that its records cannot be read was repeated
         failure = ""
         try:
             request = self._consume_request(task)
-        except Exception as error:  # records that cannot be read, or a bug: the next tasks must not wait for this one
+        except Exception as error:  # unreadable records, or a bug: the next tasks must not wait for this task
             logger.exception("a task of %s cannot be begun", task.queue)
             request, failure = None, f"the messages cannot be read: {error!r}"
         with self._lock:
@@ -161,8 +163,8 @@ class TaskFeed:
             self._news.set()
 
     def _consume_request(self, task: ShippedTask) -> ConsumeRequest | None:
-        """The listener calls of a task; none for a message whose tag only shares its code with a subscribed tag. None
-        if its records cannot be read here."""
+        """Create the listener calls of a task. A message whose tag only shares its hash code with a subscribed tag gets
+        no call. Returns None if this process cannot read the task's records."""
         read = self._reader.messages(task)
         if read is None:
             return None
@@ -183,11 +185,11 @@ class TaskFeed:
         lists, starts = _lists(messages, firsts, settings.consume_message_batch_max_size)
         return ConsumeRequest(lists, starts, key, damaged=damaged, topic=task.queue.topic, of_lists=True)
 
-    # Reports
+    # Methods that report results
 
     def take_reports(self) -> tuple[int, list[TaskReport]]:
-        """The life that the tasks belong to, and the reports that are due: about each task that has ended, and about
-        one that has not for REPORT_S."""
+        """Return the epoch of the tasks and the reports that are due: about each ended task, and about each running
+        task that was not reported for REPORT_S."""
         now_s = time.monotonic()
         with self._lock:
             reports, self._not_begun = self._not_begun, []
@@ -202,15 +204,15 @@ class TaskFeed:
             return self.epoch, reports
 
     def look(self) -> float:
-        """Look after the calls under way; returns how long that can wait then, in s."""
+        """Check the running calls. Returns the time in s until the next check is due."""
         next_s = self._pool.look()
         return min(next_s, REPORT_S) if self._requests else next_s
 
     def heard(self) -> None:
-        """Note that the Pull actor has answered: it still owns the tasks."""
+        """Record that the Pull actor has answered, so it still owns the tasks."""
         self._pool.renew_leases()
 
-    # Threads
+    # Loops of the two threads
 
     def _receive(self, feed: Feed, ready: Callable[[float], object]) -> None:
         while not self._closed.is_set():
@@ -251,7 +253,8 @@ class TaskFeed:
 
 
 def _lists(messages: Sequence[Any], firsts: Sequence[int], size: int) -> tuple[list[Any], list[int]]:
-    """Lists of up to `size` messages that follow each other in the task, and the index of the first of each."""
+    """Group messages into lists of up to `size` consecutive messages of the task. Also returns the task index of each
+    list's first message."""
     if isinstance(firsts, range) and not any(isinstance(message, BodyUnreadableError) for message in messages):
         return [messages[i : i + size] for i in range(0, len(messages), size)], list(range(0, len(messages), size))
     lists: list[Any] = []
@@ -274,6 +277,6 @@ def _is_wanted(message: MessageExt | BodyUnreadableError, subscription: Subscrip
 
 
 def with_original_topic(message: MessageExt) -> MessageExt:
-    """A message from a retry topic with the topic it was sent to (spec/messaging.md §5.8)."""
+    """Return a message from a retry topic with its original topic (spec/messaging.md §5.8)."""
     topic = message.system_properties.get(PROPERTY_RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)

@@ -1,6 +1,6 @@
-"""TaskReader makes the messages of a task: from the store's mapped files in place, or from the bytes in the task.
+"""TaskReader decodes the messages of a task: in place from the store's mapped files, or from the bytes in the task.
 
-Messages over a map keep it, so that they stay readable after the file is deleted.
+Messages that refer to a mapped file keep the map open, so they stay readable after the file is deleted.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from raymq.records.kernels.messages import find_unreadable, read_messages
 from raymq.records.logfiles.log_reader import LogReader
 
 STORES_MAX: Final = 64
-"""Stores whose readers are kept; a node has few."""
+"""Maximum number of stores whose readers are kept open; a node has few stores."""
 
 logger = logging.getLogger(__name__)
 
 
 class TaskReader:
-    """Reads tasks. For one thread."""
+    """Decodes the messages of tasks. Used by one thread only."""
 
     def __init__(self) -> None:
         self._readers: dict[StoreLog, LogReader] = {}
 
     def messages(self, task: ShippedTask) -> tuple[list[Any], bool] | None:
-        """Return the messages of a task, with an error in place of each damaged message, and True if there is a damaged
-        one. Returns None if the files do not show the records: the Pull actor, which holds their maps, has the bytes.
-        """
+        """Return the messages of a task, with an error in place of each damaged message, and True if any message is
+        damaged. Returns None if the mapped files do not show the records; the Pull actor, which holds its own maps,
+        then has the bytes."""
         admit_bodies_of(task.body_max_bytes)
         if task.log is None:
             return _decode(_located(task), task.queue)
@@ -51,9 +51,10 @@ class TaskReader:
         return messages, damaged
 
     def _find(self, log: StoreLog, places: LogPlaces) -> LocatedRecords:
-        """The records at these places of a file. DataLossError or OSError if the file does not hold them all."""
+        """Return the records at the given places of a file. Raises DataLossError or OSError if the file does not hold
+        all of them."""
         positions, sizes = np.frombuffer(places.positions, np.int64), np.frombuffer(places.sizes, np.int64)
-        # Offsets that are not known are shown as -1.
+        # Unknown offsets are -1.
         offsets = np.frombuffer(places.offsets, np.int64) if places.offsets else np.full(len(positions), -1)
         found = self._reader(log).records_at(positions, sizes, offsets)
         if len(found.starts) < len(positions):
@@ -75,7 +76,7 @@ class TaskReader:
 
 
 def _located(task: ShippedTask) -> LocatedRecords:
-    """The records whose bytes are in a task."""
+    """Return the records whose bytes are in a task."""
     if not task.sizes:
         return LocatedRecords.read(task.records)
     sizes = np.frombuffer(task.sizes, np.int64)
@@ -83,8 +84,8 @@ def _located(task: ShippedTask) -> LocatedRecords:
 
 
 def _decode(records: LocatedRecords, queue: MessageQueue) -> tuple[list[Any], bool]:
-    """The messages of these records, with the error in place of each message that cannot be read; and True if there is
-    one."""
+    """Decode records to messages, with the error in place of each message that cannot be read. Also returns True if any
+    message cannot be read."""
     places = RecordPlaces.of(queue, records)
     messages: list[Any] = read_messages(records.data, records.starts, broker_name=queue.broker_name, places=places)
     errors = find_unreadable(messages)

@@ -1,7 +1,7 @@
 """AsyncSimpleConsumer is the simple consumer for asyncio: SimpleConsumer's methods, without blocking the event loop.
 
-Calls run in a few threads of the consumer. A receive that is cancelled gives back the messages that it gets later, with
-their attempt not counted.
+Calls run in a few threads of the consumer. If a receive is cancelled, messages that arrive later are returned to the
+broker, and their delivery attempt is not counted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from raymq.common.parallel import aside
 from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAGES
 
 RECEIVE_THREADS: Final = 8
-"""The most calls at a time, including receives that wait."""
+"""Maximum number of concurrent calls, including receives that wait."""
 
 logger = logging.getLogger(__name__)
 
 
 class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
-    """Made by `Client.async_simple_consumer` inside the event loop that uses it. Several tasks may use it.
+    """A simple consumer for asyncio, created by `Client.async_simple_consumer` inside the event loop that uses it.
+    Several tasks may use it.
 
-    Each method is awaited. It has the arguments, result and errors of SimpleConsumer's method with the same name.
+    Each method is a coroutine with the arguments, result and errors of SimpleConsumer's method of the same name.
     """
 
     _MADE_BY = "async_simple_consumer"
@@ -51,7 +52,8 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
     async def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
-        """Receive messages (`SimpleConsumer.receive`). Cancelled, it gives back the messages that it gets later."""
+        """Receive messages (`SimpleConsumer.receive`). If the call is cancelled, messages that arrive later are
+        returned to the broker."""
         self._engine.check_open()
         call = partial(self._engine.receive, max_messages, invisible_s, wait_s)
         received, future = aside(submit_call, self._calls, call, asyncio.get_running_loop())
@@ -64,7 +66,7 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
             raise
 
     def _give_back(self, received: Future[list[ReceivedMessage]]) -> None:
-        """Give back the messages of a receive that was cancelled. Runs in the thread of the receive."""
+        """Return the messages of a cancelled receive to the broker. Runs in the thread of the receive."""
         try:
             self._engine.change_invisible(received.result(), 0.0, counted=False)
         except RaymqError as error:
@@ -90,12 +92,12 @@ class AsyncSimpleConsumer(AsyncConsumer[SimpleConsumer]):
         return await self._call(lambda: self._twin.change_invisible(messages, invisible_s))
 
     async def close(self) -> None:
-        """Close the consumer; a receive that waits ends within some seconds. Idempotent."""
+        """Close the consumer. A waiting receive ends within a few seconds. Idempotent."""
         try:
             if not self._engine.closed:
                 await self._call(self._engine.close)
         finally:
-            if self._engine.closed:  # else the close was cancelled before it began
+            if self._engine.closed:  # otherwise the close was cancelled before it began
                 self._calls.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncSimpleConsumer:

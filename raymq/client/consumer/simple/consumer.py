@@ -1,9 +1,9 @@
-"""SimpleConsumer receives messages one by one or in batches, and settles each message: RocketMQ's POP consumption.
+"""SimpleConsumer receives messages one by one or in batches, and acknowledges each message: RocketMQ's POP consumption.
 
-No member of the group owns a queue: the broker leases messages for a time to any member that asks. So more consumers
-than queues share the work, and a slow message delays no other message. A message that is not acknowledged in time is
-delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine makes the calls;
-raymq.client.consumer.simple.async_consumer is the twin for asyncio.
+No member of the group owns a queue: the broker leases messages for a time to any member that requests some. So more
+consumers than queues share the work, and a slow message delays no other message. A message that is not acknowledged in
+time is delivered again, to any member, and its attempt counts. raymq.client.consumer.simple.engine makes the calls;
+raymq.client.consumer.simple.async_consumer is the asyncio variant.
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from raymq.common.protocol.pop import INVISIBLE, INVISIBLE_AGAIN, RECEIVE_MESSAG
 from raymq.records.filters.sql import SqlFilter
 
 INVISIBLE_S: Final = 60.0
-"""RocketMQ's default of popInvisibleTime."""
+"""Default invisible time in s of received messages; RocketMQ's default of popInvisibleTime."""
 MESSAGES: Final = 32
 WAIT_S: Final = 5.0
 
 
 class SimpleConsumer(Closing):
-    """Made by `Client.simple_consumer`. Any thread may call any method, and several threads may call at a time. After
-    `close` each method raises ClientStateError."""
+    """A blocking simple consumer, created by `Client.simple_consumer`. Several threads may call its methods at the same
+    time. After `close` each method raises ClientStateError."""
 
     def __init__(self, engine: SimpleEngine) -> None:
         self.group = engine.names.unwrap(engine.settings.group)
         self._engine = engine
 
     def subscribe(self, topic: str, expression: str | SqlFilter = "*") -> None:
-        """Receive messages of a topic. `expression` chooses them by tag, for example ``"paid || refunded"``, or by a
+        """Subscribe to a topic. `expression` chooses messages by tag, for example ``"paid || refunded"``, or by a
         filter expression, `raymq.sql`.
 
         Excluded messages are acknowledged for the whole group when they are found, so all members must use the same
-        expression. A second call for a topic replaces the first. Raises TopicNotExistError, IllegalNameError,
+        expression. A second call for a topic replaces its expression. Raises TopicNotExistError, IllegalNameError,
         InvalidArgumentError.
         """
         self._engine.subscribe(topic, expression)
 
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of a topic. Raises ClientStateError without a subscription."""
+        """Stop receiving messages of a topic. Raises ClientStateError if the topic is not subscribed."""
         self._engine.unsubscribe(topic)
 
     @bounded(max_messages=RECEIVE_MESSAGES, invisible_s=INVISIBLE)
     def receive(
         self, max_messages: int = MESSAGES, invisible_s: float = INVISIBLE_S, *, wait_s: float = WAIT_S
     ) -> list[ReceivedMessage]:
-        """Return up to `max_messages` (1 to 4096) messages. Waits up to `wait_s` for the first; returns an empty list
-        if none came.
+        """Return up to `max_messages` (1 to 4096) messages. Waits up to `wait_s` for the first message, and returns an
+        empty list after that.
 
-        For `invisible_s` (0.1 s to 12 h) no other member gets the messages. Acknowledge them within that time, or they
-        are delivered again, as the next attempt. After the group's retry_max_times further attempts a message goes to
-        the dead letters `%DLQ%group`. Messages that consumers of the group sent back (`%RETRY%group`) are received,
-        too. The leases and attempts are durable: they survive a failover of the broker.
+        For `invisible_s` (0.1 s to 12 h) no other member receives the messages. Acknowledge them within that time;
+        otherwise they are delivered again, as the next attempt. After the group's retry_max_times further attempts a
+        message moves to the dead letters `%DLQ%group`. Messages that consumers of the group sent back (`%RETRY%group`)
+        are received, too. The leases and attempts are durable: they survive a failover of the broker.
 
         Raises ClientStateError without a subscription; InvalidArgumentError for numbers out of range; NoPermissionError
         if the group may not consume, or the topic may not be read; StoreCorruptError if a message is damaged;
-        SystemBusyError, ServiceNotAvailableError or RequestTimeoutError if no broker could be asked in time. After an
-        error messages may be leased; they are delivered again.
+        SystemBusyError, ServiceNotAvailableError or RequestTimeoutError if no broker answered in time. After an error
+        messages may be leased; they are delivered again.
         """
         return self._engine.receive(max_messages, invisible_s, wait_s)
 
     def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> int:
-        """Acknowledge messages: the group does not get them again. Durable on return.
+        """Acknowledge messages, so that the group does not receive them again. Durable on return.
 
-        Returns the number of messages that are acknowledged by this call. Messages that were acknowledged before, and
-        late messages that were delivered again, are not counted and do no harm. A call that raised may be repeated.
-        Raises InvalidArgumentError for anything but received messages.
+        Returns the number of messages that this call acknowledged. Messages that were acknowledged before, and late
+        messages that were delivered again, are ignored and not counted. A call that raised may be repeated. Raises
+        InvalidArgumentError for anything but received messages.
         """
         return self._engine.ack([messages] if isinstance(messages, ReceivedMessage) else messages)
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        """Acknowledge messages by their `message.handle`, as `ack`. This group must have received them while it
-        subscribed to `topic`, in any process. Raises InvalidArgumentError."""
+        """Acknowledge messages by their `message.handle`, as `ack` does. A process of this group, which may be another
+        one, must have received the messages while it subscribed to `topic`. Raises InvalidArgumentError for an invalid
+        handle."""
         return self._engine.ack_handles(topic, handles)
 
     @overload
@@ -90,10 +91,10 @@ class SimpleConsumer(Closing):
     def change_invisible(
         self, messages: ReceivedMessage | Iterable[ReceivedMessage], invisible_s: float
     ) -> ReceivedMessage | list[ReceivedMessage]:
-        """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. A longer
-        time is for work that takes longer, a shorter one for work that failed. Durable on return.
+        """Set the time after which received messages are delivered again: `invisible_s` (0 to 12 h) from now. Use a
+        longer time for work that takes longer, and a shorter time for work that failed. Durable on return.
 
-        Returns the messages with their new receipts; the old receipts are invalid from now on. A list leaves out
+        Returns the messages with their new receipts; the old receipts are invalid from now on. The returned list omits
         messages that were acknowledged or delivered again. For a single such message ReceiptExpiredError is raised.
         """
         if isinstance(messages, ReceivedMessage):
@@ -102,8 +103,8 @@ class SimpleConsumer(Closing):
         return self._engine.change_invisible(messages, invisible_s)
 
     def close(self) -> None:
-        """End the consumer. Messages that it has received and not acknowledged are delivered again after their time.
-        Idempotent."""
+        """Close the consumer. Messages that it has received and not acknowledged are delivered again after their
+        invisible time. Idempotent."""
         self._engine.close()
 
     def __reduce__(self) -> NoReturn:

@@ -1,10 +1,14 @@
-"""SimpleEngine is the simple consumer behind both twins: it asks brokers for messages, reads them, and settles them.
+"""SimpleEngine is the engine that the blocking and asyncio simple consumers share. It receives messages from brokers,
+reads them, and acknowledges them.
 
     receive → one broker after another → leased ranges → the messages, from the storage actors
                                             └ excluded, unread, tried too often: settled here
 
-A simple consumer holds no queue, no position and no thread. So its group may have any number of members. The messages
-of a member that dies are delivered again after their invisible time.
+The engine itself acknowledges messages that the subscription excludes and messages with damaged records. It sends
+messages over the retry limit to the dead letters and acknowledges them.
+
+A simple consumer owns no queue, no position and no thread. So its group may have any number of members. The messages of
+a member that dies are delivered again after their invisible time.
 """
 
 from __future__ import annotations
@@ -39,20 +43,22 @@ from raymq.remoting.storage_clients import StorageClients
 from raymq.telemetry.metrics.client_figures import CLIENT_FIGURES
 
 SETTLE_TIMEOUT_S: Final = 20.0
-"""Bounds a call that may be repeated, over a restart of its broker."""
+"""Timeout in s of a repeatable call, including retries while its broker restarts."""
 BROKER_ATTEMPT_TIMEOUT_S: Final = 10.0
 WAIT_OF_ONE_S: Final = 5.0
-"""How long a receive waits at a broker before it asks again, if there is one broker."""
+"""Maximum time in s that one request waits at the broker (long poll), if the topics have one broker."""
 WAIT_OF_SEVERAL_S: Final = 0.25
-"""And if there are several: a message may arrive at another one."""
+"""Maximum time in s that one request waits at a broker (long poll), if the topics have several brokers: a message may
+arrive at another broker."""
 RECEIVE_MAX_BYTES: Final = 64 << 20
-"""The most bytes of records of one receive; messages beyond are given back."""
+"""Maximum bytes of records that one receive reads; further leased messages are returned to the broker."""
 
 logger = logging.getLogger(__name__)
 
 
 class SimpleEngine:
-    """Thread-safe: several threads may receive. `announce` is called with the consumer's description."""
+    """Engine of one simple consumer. Thread-safe: several threads may receive. `announce` is called with the consumer's
+    description for administrators."""
 
     def __init__(
         self,
@@ -72,17 +78,17 @@ class SimpleEngine:
         self._subscriptions: dict[str, Subscription] = {}
         self._brokers: dict[str, BrokerClient] = {}
         self._started: set[tuple[str, str]] = set()
-        """Brokers and topics for which the broker has the group's start."""
+        """Pairs of broker and topic for which the broker has the group's start position."""
         self._turn = secrets.randbelow(1024)
         self._attempts = count()
         self._id = secrets.token_hex(4)
         self._name = f"{os.uname().nodename}-{os.getpid()}-{self._id}"
         self.closed = False
 
-    # What is consumed
+    # Methods that choose what is consumed
 
     def subscribe(self, topic: str, expression: str | SqlFilter) -> None:
-        """Receive a topic's messages. Blocks for the topic's route."""
+        """Subscribe to a topic. Blocks until the topic's route is known."""
         self.check_open()
         topic = self.names.wrap(topic)
         subscription = Subscription.parse(topic, expression)
@@ -97,7 +103,7 @@ class SimpleEngine:
         self._announce_subscriptions()
 
     def unsubscribe(self, topic: str) -> None:
-        """Receive nothing more of a topic."""
+        """Stop receiving messages of a topic."""
         self.check_open()
         with self._lock:
             if self._subscriptions.pop(self.names.wrap(topic), None) is None:
@@ -111,10 +117,11 @@ class SimpleEngine:
         data = ConsumerData(self.settings.group, "POP", expressions, consume_from=where, member=self._name)
         self._announce(self, data)
 
-    # Questions of administrators
+    # Methods that answer administrators' queries
 
     def running_info(self, client_id: str, host: str, *, stacks: bool) -> RunningInfo:
-        """See raymq.common.members.questions.Answers. A simple consumer holds no queue."""
+        """Return the consumer's state for administrators (raymq.common.members.questions.Answers). A simple consumer
+        holds no queue."""
         with self._lock:
             subscriptions = {topic: one.description for topic, one in self._subscriptions.items()}
         return RunningInfo(
@@ -124,16 +131,16 @@ class SimpleEngine:
         )
 
     def consume_directly(self, client_id: str, record: bytes, broker_name: str) -> DirectConsumption:
-        """InvalidArgumentError: a simple consumer has no listener."""
+        """Raises InvalidArgumentError, because a simple consumer has no listener."""
         raise InvalidArgumentError(
             f"a member of {self.settings.group!r} is a simple consumer, whose program receives: it has no listener "
             "to call; `raymq replay` delivers the message to the group again"
         )
 
-    # Messages
+    # Methods that receive messages
 
     def receive(self, max_messages: int, invisible_s: float, wait_s: float) -> list[ReceivedMessage]:
-        """Up to `max_messages` messages, after up to `wait_s` for the first. Blocks."""
+        """Return up to `max_messages` messages. Blocks up to `wait_s` for the first message."""
         self.check_open()
         with self._lock:
             subscriptions = dict(self._subscriptions)
@@ -165,8 +172,8 @@ class SimpleEngine:
     def _ask_brokers(
         self, wish: ReceiveRequest, subscriptions: Mapping[str, Subscription], wait_s: float, *, look: bool
     ) -> tuple[list[ReceivedMessage], RaymqError | None]:
-        """Ask the brokers of the topics in turn until one has messages. Without messages, also returns the error of a
-        broker that could not be asked. `look`: ask several brokers before waiting at one."""
+        """Request messages from the topics' brokers in turn, until one returns some. If no broker does, also returns
+        the error of a broker that could not be called. `look`: True to try several brokers without waiting at each."""
         brokers: dict[str, list[str]] = {}
         for topic in wish.topics:
             for queue in self._routes.wait(topic, SETTLE_TIMEOUT_S).subscribe_queues:
@@ -195,7 +202,7 @@ class SimpleEngine:
         return [], failure
 
     def _ask(self, name: str, topics: Sequence[str], wish: ReceiveRequest, wait_s: float) -> ReceiveAnswer:
-        """Ask one broker, which waits up to `wait_s`."""
+        """Request messages from one broker, which waits up to `wait_s` for messages."""
         attempt_id = f"{self._id}-{next(self._attempts)}"
         request = ReceiveRequest(
             *(wish.group, tuple(topics), wish.max_messages, wish.invisible_ms, wait_s, wish.ordered, attempt_id)
@@ -203,7 +210,7 @@ class SimpleEngine:
         self._start(name, topics)
         try:
             return self._receive(name, request)
-        except GroupNotExistError:  # the group was deleted: it starts again
+        except GroupNotExistError:  # the group was deleted: register its start again
             with self._lock:
                 self._started = {known for known in self._started if known[0] != name}
             self._start(name, topics)
@@ -216,7 +223,7 @@ class SimpleEngine:
         return answer
 
     def _start(self, name: str, topics: Sequence[str]) -> None:
-        """Tell a broker the group's start in these topics."""
+        """Register the group's start position in these topics at a broker, unless the broker already has it."""
         with self._lock:
             new = [topic for topic in topics if (name, topic) not in self._started]
         if new:
@@ -256,14 +263,15 @@ class SimpleEngine:
     def _take(
         self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int
     ) -> list[ReceivedMessage]:
-        """The messages of one range as the program gets them; the others of the range are settled."""
+        """Return the messages of one leased range for the program. Other messages of the range are acknowledged, sent
+        to the dead letters, or left for redelivery."""
         messages = found.messages
         places = (given.topic, name, given.queue_id, given.start, given.pop_ms, given.invisible_ms, given.attempts)
         handed_out = given.count - int(given.without, 16).bit_count()
         whole = len(messages) if len(messages) == handed_out else 0
         receipt = Receipt(*places, self.settings.ordered, whole)
         result = received(self.names.shown_messages(messages), receipt)
-        # the record of a message of the retry topic counts its earlier attempts
+        # The record of a retry-topic message counts the message's earlier attempts.
         if given.attempts > retry_max_times or given.topic == retry_topic(self.settings.group):
             dead = [index for index, message in enumerate(result) if message.attempt > retry_max_times + 1]
             for index in dead:
@@ -278,8 +286,8 @@ class SimpleEngine:
         return result
 
     def _settle_unreadable(self, name: str, given: LeasedRange, found: LeasedMessages, retry_max_times: int) -> None:
-        """Send messages that cannot be read to the dead letters, once they were tried often enough; then, and if their
-        records are damaged, they are left out from `found.unreadable`, so that they are acknowledged."""
+        """Send unreadable messages over the retry limit to the dead letters. These messages, and messages with damaged
+        records, are removed from `found.unreadable`, so that they are acknowledged."""
         for offset, (message, error, record) in list(found.unreadable.items()):
             self._unreadable.note(error)
             if error.record_damaged:
@@ -290,7 +298,7 @@ class SimpleEngine:
                 del found.unreadable[offset]
 
     def _settle_excluded(self, name: str, given: LeasedRange, found: LeasedMessages) -> None:
-        """Acknowledge what the subscription excludes, and what retention has deleted."""
+        """Acknowledge the messages that the subscription excludes, and the messages that retention has deleted."""
         offsets = [*found.unreadable, *(message.queue_offset for message in found.messages)]
         kept = sum([1 << offset - given.start for offset in offsets])
         looked_at = (1 << found.end - given.start) - 1
@@ -300,8 +308,8 @@ class SimpleEngine:
             self._call(name, "ack_messages", self.settings.group, [part])
 
     def _give_up(self, name: str, record: bytes, attempts: int, reason: str = "") -> None:
-        """Send a message to the dead letters of its group, because `attempts` deliveries failed. `reason`: why it
-        cannot be read, if it cannot."""
+        """Send a message to the dead letters of its group, because `attempts` deliveries failed. `reason`: why the
+        message cannot be read; empty if it can."""
         ActorRef(name).call(
             "send_back",
             self.settings.group,
@@ -313,15 +321,15 @@ class SimpleEngine:
             timeout_s=SETTLE_TIMEOUT_S,
         )
 
-    # Settling
+    # Methods that acknowledge messages or change their invisible time
 
     def ack(self, messages: Iterable[ReceivedMessage]) -> int:
-        """Acknowledge messages; the number that this counts for. Blocks."""
+        """Acknowledge messages. Returns the number of messages that this call acknowledged. Blocks."""
         self.check_open()
         return self._ack(_parts_of(messages))
 
     def ack_handles(self, topic: str, handles: Iterable[str]) -> int:
-        """Acknowledge by the texts of receipts. Blocks."""
+        """Acknowledge messages by their handles (receipts as text). Blocks."""
         self.check_open()
         offsets: dict[Receipt, int] = {}
         for handle in handles:
@@ -339,8 +347,8 @@ class SimpleEngine:
     def change_invisible(
         self, messages: Iterable[ReceivedMessage], invisible_s: float, *, counted: bool = True
     ) -> list[ReceivedMessage]:
-        """Set the time after which messages are delivered again. Blocks. Returns the messages whose lease was renewed,
-        with new receipts."""
+        """Set the time after which messages are delivered again. Blocks. Returns the messages whose leases were
+        renewed, with new receipts."""
         self.check_open()
         groups: dict[Receipt, list[ReceivedMessage]] = {}
         for message in messages:
@@ -362,29 +370,30 @@ class SimpleEngine:
         return renewed
 
     def _call(self, name: str, method: str, *arguments: Any) -> Any:
-        """Call a broker; repeated over its restart, so the method must be safe to repeat."""
+        """Call a broker, with retries while the broker restarts. The method must be safe to repeat."""
         return persist_until(
             time.monotonic() + SETTLE_TIMEOUT_S,
             lambda left_s: self._broker(name).call(method, *arguments, timeout_s=min(left_s, BROKER_ATTEMPT_TIMEOUT_S)),
         )
 
     def _broker(self, name: str) -> BrokerClient:
-        """The client of a broker. It is this consumer's own: receives that wait keep its lanes busy."""
+        """Return the client of a broker. The consumer does not share this client, because waiting receives keep the
+        client's lanes (direct socket connections) busy."""
         with self._lock:
             client = self._brokers.get(name)
             if client is None:
                 client = self._brokers[name] = BrokerClient(name)
             return client
 
-    # Life
+    # Methods about closing
 
     def check_open(self) -> None:
-        """ClientStateError after `close`."""
+        """Raises ClientStateError after `close`."""
         if self.closed:
             raise ClientStateError("this consumer is closed")
 
     def close(self) -> None:
-        """End the consumer; a receive that waits ends within some seconds. Idempotent."""
+        """Close the consumer. A waiting receive ends within a few seconds. Idempotent."""
         with self._lock:
             if self.closed:
                 return
@@ -397,21 +406,21 @@ class SimpleEngine:
 
 
 def _part(given: LeasedRange, offset: int) -> LeasePart:
-    """The messages of a range from `offset` on that are handed out."""
+    """Return the leased messages of a range from `offset` on."""
     first = offset - given.start
     handed_out = ~int(given.without, 16) & ((1 << given.count) - 1)
     return LeasePart(given.topic, given.queue_id, given.start, given.pop_ms, f"{handed_out >> first << first:x}")
 
 
 def _parts_of(messages: Iterable[ReceivedMessage]) -> list[tuple[Receipt, str]]:
-    """Messages by their receipts, each with the set of their offsets."""
+    """Group messages by their receipts; each receipt comes with the set of its messages' offsets."""
     groups: dict[int, list[ReceivedMessage]] = {}
     for message in messages:
         groups.setdefault(id(_require_received(message)._receipt), []).append(message)
     parts = []
     for own in groups.values():
         receipt = own[0]._receipt
-        # Messages that are not copies of each other are different ones.
+        # All messages of the lease are present if their number is complete and no message is present twice.
         is_all = len(own) == receipt.whole == len({id(message) for message in own})
         parts.append((receipt, ALL_OFFSETS if is_all else _bits(receipt, own)))
     return parts
@@ -425,7 +434,7 @@ def _bits(receipt: Receipt, messages: Iterable[ReceivedMessage]) -> str:
 
 
 def _renewed(receipt: Receipt, messages: Sequence[ReceivedMessage], new: LeasedRange) -> list[ReceivedMessage]:
-    """The messages of a lease that are in a new one, with its receipt."""
+    """Return the messages that the renewed lease `new` still includes, with the new receipt."""
     without = int(new.without, 16)
     places = (receipt.topic, receipt.broker_name, receipt.queue_id)
     renewed = Receipt(*places, new.start, new.pop_ms, new.invisible_ms, new.attempts, receipt.ordered)

@@ -1,7 +1,8 @@
-"""Reads the messages of leased ranges from the storage actors: in the mapped files on the same node, else by fetches.
+"""LeaseReader reads the messages of leased ranges: from mapped files if the storage actor is on this node, otherwise by
+fetches.
 
-A change of how leased offsets become messages belongs here. The broker has checked that the offsets are visible, so no
-call asks for a queue's end. The tag code or the filter expression excludes messages where they are found.
+The broker has checked that the offsets are visible, so no call requests a queue's end. The tag code or the filter
+expression excludes messages where they are found.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from raymq.remoting.storage_clients import StorageClients, call_master
 LEASE_FETCH_MAX_BYTES: Final = 8 << 20
 LEASE_FETCH_TIMEOUT_S: Final = 5.0
 LEASE_READ_TIMEOUT_S: Final = 20.0
-"""Bounds the reading of one range, over a restart of its storage actor."""
+"""Timeout in s for reading one range, including retries while its storage actor restarts."""
 
 
 class UnreadableMessage(NamedTuple):
-    """A leased message that cannot be read. `record`: its bytes, whole or damaged."""
+    """A leased message that cannot be read. `record`: the bytes of its record, intact or damaged."""
 
     message: MessageExt
     error: BodyUnreadableError
@@ -41,19 +42,19 @@ class UnreadableMessage(NamedTuple):
 
 @dataclass(slots=True)
 class LeasedMessages:
-    """The messages of one leased range, up to `end`, with their records. `messages` can be read. `unreadable` has the
-    errors of the other messages, by queue offset, each with its message and its record."""
+    """The messages of one leased range, up to `end`, with their records. `messages` are readable. `unreadable` maps the
+    queue offset of each other message to its error, its message and its record."""
 
     messages: list[MessageExt] = field(default_factory=list)
     parts: list[tuple[LocatedRecords, list[int] | range]] = field(default_factory=list)
-    """The records that they were read with, and the places of the messages among them."""
+    """Records from which the messages were decoded, each with the rows of the messages among the records."""
     end: int = 0
-    """Everything before this offset was read."""
+    """The offset up to which the range was read (exclusive)."""
     size_bytes: int = 0
     unreadable: dict[int, UnreadableMessage] = field(default_factory=dict)
 
     def record(self, index: int) -> bytes:
-        """The whole record of a message."""
+        """Return the complete record of message `index`."""
         for part, rows in self.parts:
             if index < len(rows):
                 start = int(part.starts[rows[index]])
@@ -63,23 +64,25 @@ class LeasedMessages:
 
 
 class LeaseReader:
-    """Reads leased ranges. Thread-safe."""
+    """Reads the messages of leased ranges. Thread-safe."""
 
     def __init__(self, routes: RouteCache, storages: StorageClients) -> None:
         self._routes, self._storages = routes, storages
         self._read_from: dict[str, StorageClient] = {}
-        """The storage actors that were read from since `report_reads`, by name."""
+        """Storage actors that were read from since the last `report_reads`, by name."""
 
     def report_reads(self) -> None:
-        """Report the reads of mapped files to the stores. Waits for a short call to each store that was read from."""
+        """Report the number of messages read from mapped files to the stores. Blocks for a short call to each
+        store."""
         read_from, self._read_from = self._read_from, {}
         for storage in read_from.values():
             storage.report_reads()
 
     def read(self, broker_name: str, given: LeasedRange, wanted: Subscription, max_bytes: int) -> LeasedMessages:
-        """The wanted messages of a range, at most about `max_bytes` of records, but one at least.
+        """Return the wanted messages of a range: at most about `max_bytes` of records, but at least one message.
 
-        Retried for LEASE_READ_TIMEOUT_S, and raises RaymqError then. Damaged messages do not hold up the others.
+        Retries for LEASE_READ_TIMEOUT_S, and raises RaymqError after that. Damaged messages do not block the other
+        messages.
         """
         queue = MessageQueue(given.topic, broker_name, given.queue_id)
         found = LeasedMessages(end=given.start)
@@ -101,7 +104,8 @@ class LeaseReader:
 def _parts(
     storage: StorageClient, given: LeasedRange, offset: int, wanted: Subscription, max_bytes: int
 ) -> Iterator[tuple[LocatedRecords, int]]:
-    """Yield the records of a range from `offset` on, in parts, each with the next offset. Raises RaymqError."""
+    """Yield the records of a range from `offset` on, piece by piece, each piece with the next offset. Raises
+    RaymqError."""
     end = given.start + given.count
     reader = storage.reader()
     while offset < end:
@@ -127,7 +131,8 @@ def _parts(
 def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: int) -> tuple[LocatedRecords, int]:
     [result] = storage.fetch([request], max_bytes, 0.0, LEASE_FETCH_TIMEOUT_S)
     if result.max_offset < end:
-        # It was visible in another store, or will be in a moment: this one leads, and has not shown it yet.
+        # The offset was visible in another store, or will be soon: this store is the master, but does not show the
+        # offset yet.
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {end - 1} of {request.topic} yet")
     if result.status is PullStatus.NO_NEW_MESSAGE or result.next_offset <= request.queue_offset:
         raise ServiceNotAvailableError(f"{storage.name} does not show offset {request.queue_offset} now")
@@ -138,7 +143,7 @@ def _fetch(storage: StorageClient, request: FetchRequest, max_bytes: int, end: i
 def _add(
     found: LeasedMessages, part: LocatedRecords, queue: MessageQueue, wanted: Subscription, given: LeasedRange
 ) -> None:
-    """Decode the wanted messages of a part that are handed out."""
+    """Decode the wanted messages of `part` that the lease includes, and add them to `found`."""
     if not len(part.starts):
         return
     without = int(given.without, 16)

@@ -1,10 +1,11 @@
 """ReceivedMessage is a message that a simple consumer has received, with its receipt.
 
-Receipts: what a received message is acknowledged by, and the text in which RocketMQ's clients keep one (POP_CK).
+A Receipt identifies the lease of a received message; acknowledgements carry it. RocketMQ's clients keep a receipt as a
+text (POP_CK):
 
     handle   first-offset pop-time-ms invisible-ms revive-queue retry broker queue offset      separated by spaces
 
-There are no revive queues here: the field says ORDER_REVIVE_QUEUE in order mode, else 0. `retry` is 1 for a message of
+raymq has no revive queues: the field is ORDER_REVIVE_QUEUE in order mode, otherwise 0. `retry` is 1 for a message of
 the group's retry topic.
 """
 
@@ -28,10 +29,11 @@ _FIELDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One lease as its consumer keeps it: the queue, the first offset, when it was handed out and for how long, and how
-    often its messages were.
+    """One lease as its consumer keeps it: the queue, the first offset, the time and duration of the lease, and the
+    number of deliveries of its messages.
 
-    `whole`: the number of messages that were made of it, if that is known; who acknowledges as many has all.
+    `whole`: the number of messages in the lease; 0 if unknown. An acknowledgement of this many messages covers the
+    whole lease.
     """
 
     topic: str
@@ -45,7 +47,7 @@ class Receipt:
     whole: int = 0
 
     def handle(self, queue_offset: int) -> str:
-        """The text that names one message of it."""
+        """Return the text that identifies one message of the lease."""
         revive_queue = ORDER_REVIVE_QUEUE if self.ordered else 0
         retry = int(self.topic.startswith(RETRY_PREFIX))
         places = (self.start, self.pop_ms, self.invisible_ms, revive_queue, retry)
@@ -53,7 +55,8 @@ class Receipt:
 
 
 def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
-    """Parse the handle of a message that `group` received from `topic`: its receipt, and the message's offset.
+    """Parse the handle of a message that `group` received from `topic`. Returns the receipt and the message's queue
+    offset.
 
     Raises InvalidArgumentError for any other text.
     """
@@ -73,27 +76,28 @@ def parse_handle(group: str, topic: str, handle: str) -> tuple[Receipt, int]:
 
 
 class ReceivedMessage(MessageExt, eq=False, gc=False):  # type: ignore[misc]  # frozen as MessageExt is
-    """A message, and the receipt by which it is acknowledged.
+    """A received message, with the receipt by which it is acknowledged.
 
-    It refers to the bytes that the receive read, as MessageExt says. It may be pickled, and acknowledged by another
-    simple consumer of the group, in another process.
+    The message refers to the bytes that the receive read (see MessageExt). It may be pickled, and acknowledged by
+    another simple consumer of the group, in another process.
     """
 
     _receipt: Receipt
 
     @property
     def attempt(self) -> int:
-        """How often the group was handed this message, this time included: 1 the first time."""
+        """Number of times that the message was delivered to the group, including this time; 1 for the first
+        delivery."""
         return self.reconsume_times + self._receipt.attempts
 
     @property
     def handle(self) -> str:
-        """The receipt as a text, in RocketMQ's form (raymq.client.consumer.simple.received_message)."""
+        """The receipt as text, in RocketMQ's format (raymq.client.consumer.simple.received_message)."""
         return self._receipt.handle(self.queue_offset)
 
     @property
     def invisible_until_ms(self) -> int:
-        """The time, in ms since 1970 by the broker's clock, at which the message may be handed out again."""
+        """Time, in ms since 1970 by the broker's clock, from which the message may be delivered again."""
         return self._receipt.pop_ms + self._receipt.invisible_ms
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -107,7 +111,7 @@ _make: Final[Any] = partial(StructMeta.__call__, ReceivedMessage)
 
 
 def received(messages: Sequence[MessageExt], receipt: Receipt) -> list[ReceivedMessage]:
-    """Messages of one lease, with its receipt."""
+    """Create the received messages of one lease, with the lease's receipt."""
     sources = [message._source for message in messages]
     return list(map(_make, sources, [message._index for message in messages], repeat(receipt)))
 

@@ -1,4 +1,5 @@
-"""SimpleSettings are the settings of a simple consumer; SimpleOptions are the keywords users give."""
+"""SimpleSettings are the settings of a simple consumer; SimpleOptions are the keyword arguments that users
+pass."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class SimpleOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class SimpleSettings:
     """The settings of one simple consumer. `start`: where the group starts in a queue in which it has committed
-    nothing. `ordered`: a queue gives out no further messages, to any member, until the received ones are settled."""
+    nothing. `ordered`: True if a queue delivers no further messages, to any member, until the received messages are
+    acknowledged or returned."""
 
     group: str
     start: StartOffsetQuery = field(default_factory=StartOffsetQuery)
@@ -42,7 +44,8 @@ class SimpleSettings:
 
     @classmethod
     def of(cls, group: str, **options: Unpack[SimpleOptions]) -> SimpleSettings:
-        """Make settings from keyword arguments. IllegalNameError for the group, InvalidArgumentError."""
+        """Create settings from keyword arguments. Raises IllegalNameError for an illegal group name,
+        InvalidArgumentError for an invalid value."""
         values: dict[str, Any] = dict(options)
         where = values.pop("consume_from", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         start = StartOffsetQuery(where, values.pop("consume_timestamp_ms", 0))

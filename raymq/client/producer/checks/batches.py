@@ -19,12 +19,13 @@ from raymq.records.kernels.byte_column import ByteColumn
 from raymq.records.kernels.message_columns import MessageColumns
 
 _TEXT_MAX_BYTES: Final = MAX_PROPERTIES_BYTES - 1024
-"""The longest properties, in bytes, that fit in a record together with raymq's own properties."""
+"""Maximum size in bytes of a message's encoded properties that leaves space in the record for raymq's own
+properties."""
 
 
 def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Sequence[Message]:
-    """Check the messages of one batch. Returns them as columns if that is possible and `as_objects` is false; else as a
-    list. Raises MessageIllegalError unless all of them can be sent together."""
+    """Check the messages of one batch. Returns the messages as columns if that is possible and `as_objects` is false;
+    else as a list. Raises MessageIllegalError unless all messages can be sent together."""
     batch = message_list(messages)
     if not batch:
         raise MessageIllegalError("send_batch was given no messages")
@@ -42,8 +43,11 @@ def check_batch(messages: Iterable[Message], *, as_objects: bool = False) -> Seq
 
 
 def _columns(batch: list[Message]) -> MessageColumns | None:
-    """Return the messages as columns if they are many, of one topic, fit in one request, and have no special wishes;
-    else None. No later step looks at each message of columns."""
+    """Convert the messages of a batch to columns. No later step checks the single messages of columns.
+
+    Returns None if the batch is small, has several topics, or does not fit in one request. Also returns None if a
+    message may be too long for a record, or sets a field that `_is_usual` does not accept.
+    """
     if not FEW_MESSAGES < len(batch) <= BATCH_MAX_MESSAGES or set(map(type, batch)) != {Message}:
         return None
     topic = batch[0].topic
@@ -56,13 +60,13 @@ def _columns(batch: list[Message]) -> MessageColumns | None:
         texts = ByteColumn.of([own_properties(message).encode() for message in batch])
         codes = np.array([tags_code(message.tags) for message in batch], np.int64)
         if texts.sizes.max() > _TEXT_MAX_BYTES:
-            return None  # a message may be too long
+            return None  # a message may exceed the maximum record size
     cost = sum(map(len, bodies)) + OVERHEAD_BYTES * len(bodies) + (0 if texts is None else len(texts.data))
     return MessageColumns(topic, ByteColumn.of(bodies), texts, codes) if cost <= REQUEST_MAX_BYTES else None
 
 
 def _is_usual(message: Message) -> bool:
-    """Return True if the message has nothing but topic, body, tags, keys and properties."""
+    """Return True if the message sets only topic, body, tags, keys and properties."""
     return not (
         message.flag
         or message.delay_level
@@ -73,7 +77,8 @@ def _is_usual(message: Message) -> bool:
 
 
 def check_record_size(message: Message) -> None:
-    """Raise MessageIllegalError if the message, with the longest possible sequence, does not fit in a record."""
+    """Raise MessageIllegalError if a message does not fit in a record. The check assumes the longest possible sequence
+    number."""
     encode_batch(
         [message],
         0,
@@ -86,7 +91,8 @@ def check_record_size(message: Message) -> None:
 
 
 def may_exceed_a_record(message: Message) -> bool:
-    """Return True if the properties might be too long for a record. The bound is quick to compute, and not exact."""
+    """Return True if the properties of a message might be too long for a record. The bound is quick to compute but not
+    exact."""
     if not (message.properties or message.keys or message.tags or message.light_queues):
         return False
     characters = len(message.tags or "") + sum(len(key) + 1 for key in message.keys)

@@ -1,11 +1,11 @@
-"""Checks messages against their topic's attributes before they are sent (raymq.common.protocol.attributes).
+"""Checks messages against their topic's attributes before the messages are sent (raymq.common.protocol.attributes).
 
 A message's type follows RocketMQ's `TopicMessageType.parseFromMessageProperty`. A half message is TRANSACTION. Any
 other message is DELAY if it is delayed, FIFO if it has a sharding key, and NORMAL otherwise. A message with a queue or
 a selector is accepted by FIFO topics and by NORMAL topics, because its queue gives it an order.
 
-As in RocketMQ, producers check the types, not the store. After a change of a topic's attributes, a producer with an old
-route follows within half a minute.
+As in RocketMQ, producers check the types; the store does not. After a change of a topic's attributes, a producer uses
+the old attributes until it refreshes its route, for up to half a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from raymq.records.kernels.message_columns import MessageColumns
 
 _KEYS: Final = f"{PROPERTY_KEYS}\x01".encode()
 _FROM_ELSEWHERE: Final = frozenset((TopicMessageType.DELAY, TopicMessageType.TRANSACTION))
-"""The types of messages that wait in a system topic, and are delivered to their topic's queues one at a time."""
+"""Types of messages that first wait in a system topic, from which each message is delivered alone to its
+topic's queue."""
 _WAYS: Final = {
     TopicMessageType.NORMAL: "send it without sharding key, delay and transaction",
     TopicMessageType.FIFO: "send it with a sharding_key",
@@ -40,12 +41,14 @@ _WAYS: Final = {
 def check_types(
     route: TopicRoute, messages: Sequence[Message], destination: Destination, stored: MessageQueue | None
 ) -> None:
-    """Raise MessageIllegalError unless the topic of `route` accepts all `messages`. Called only for topics with
-    restrictions. `stored`: the queue that stores the messages, if that is not the queue they are sent to."""
+    """Raise MessageIllegalError unless the topic of `route` accepts all `messages`. Called only for topics whose
+    attributes restrict messages. `stored`: the queue that stores the messages, if it differs from the queue to which
+    they are sent."""
     attributes = route.attributes
     if attributes.is_compacted and not _have_keys(messages):
         raise no_key_error(route.topic)
-    if isinstance(messages, MessageColumns):  # either all of them are delayed or half messages, or none is
+    # messages in columns are either all delayed or half messages, or none of them is
+    if isinstance(messages, MessageColumns):
         given = {_type_by_queue(destination, stored)}
     else:
         given = {_type_of(message, destination) for message in messages}
@@ -57,8 +60,8 @@ def check_types(
 
 
 def check_type(topic: str, attributes: TopicAttributes, given: TopicMessageType, *, chosen: bool = False) -> None:
-    """Raise MessageIllegalError unless a topic accepts messages of the type `given`. `chosen`: the caller has chosen
-    the queue, which counts as a sharding key."""
+    """Raise MessageIllegalError unless a topic accepts messages of the type `given`. `chosen`: the sender has given a
+    queue or a selector, which counts as a sharding key."""
     wanted = attributes.message_type
     if wanted in (TopicMessageType.UNSPECIFIED, TopicMessageType.MIXED, given):
         return
@@ -98,7 +101,7 @@ def _no_single_error(topic: str) -> MessageIllegalError:
 
 
 def no_key_error(topic: str) -> MessageIllegalError:
-    """Return the error for a message without keys to a compaction topic."""
+    """Return the error for a message without keys that is sent to a compaction topic."""
     return MessageIllegalError(
         f"topic {topic!r} keeps the newest message of each key (cleanup.policy COMPACTION), and this message has none: "
         "give it keys=[…]"
@@ -138,7 +141,7 @@ def _rows_with_keys(table: pa.Table | pa.RecordBatch) -> int:
 
 
 def _valid(table: pa.Table | pa.RecordBatch, name: str) -> int:
-    """Return the number of rows with a value in a column; 0 if the table lacks the column."""
+    """Count the rows that have a value in a column. Returns 0 if the table lacks the column."""
     if name not in table.schema.names:
         return 0
     column = table.column(name)

@@ -1,11 +1,11 @@
-"""RowPlacement: gives each row of a repeatable write its queue and its sequence, by the row and its number only.
+"""RowPlacement: assigns a queue and a sequence to each row of a repeatable write, by the row and its number only.
 
     row number, sharding key ──► one of the queues, which were fixed in advance
     deliver time             ──► the queue of rmq_sys_timer in which the row waits, at the same broker
     earlier rows there       ──► the row's sequence
 
-So a repeat gives each row the same place, whatever has happened to the topic between the attempts. The time from which
-deliver times count was fixed in advance, too.
+A repeat therefore assigns each row the same queue and sequence, even if the topic has changed between the attempts. The
+reference time for deliver times is fixed in advance, too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from raymq.records.kernels.fields import Ints
 from raymq.records.kernels.message_columns import MessageColumns
 
 BLOCK_ROWS: Final = 1024
-"""The number of neighbouring rows without a key that go to one queue. It must never change: repeats rely on it."""
+"""Number of consecutive rows without a key that go to one queue. The number must never change, because repeated writes
+rely on it."""
 PART_MAX_ROWS: Final = 4096
 _BUCKET_MS: Final = 3_600_000
 _TIMER_QUEUES: Final = TIMER_BUCKETS + 1
 
 
 class RowRange(NamedTuple):
-    """Neighbouring rows of one queue: `messages` for `queue`. The queue `stored` stores them, with sequences from
+    """Consecutive rows of one queue: `messages` for `queue`. The queue `stored` stores the rows, with sequences from
     `first_sequence` on."""
 
     queue: MessageQueue
@@ -51,11 +52,11 @@ class RowRange(NamedTuple):
 
     @property
     def end_sequence(self) -> int:
-        """The sequence after the last row's sequence."""
+        """The sequence after the sequence of the range's last row."""
         return self.first_sequence + len(self.messages)
 
     def rows_from(self, sequence: int) -> RowRange | None:
-        """Return the rows from `sequence` on; None if no rows are left."""
+        """Return the rows of this range from `sequence` on; None if the range has no such rows."""
         if sequence <= self.first_sequence:
             return self
         if sequence >= self.end_sequence:
@@ -64,10 +65,11 @@ class RowRange(NamedTuple):
 
 
 class RowPlacement:
-    """Places the rows of one producer, in their order. A repeat of the same rows gets the same places.
+    """Assigns queues and sequences to the rows of one producer, in their order. A repeat of the same rows gets the same
+    result.
 
     `queues`: all queues for rows, in a fixed order. `first_queue`: the index of the queue for the first rows without a
-    key. `now_ms`: the time, in ms since 1970, from which deliver times count. None if each row is due within a day.
+    key. `now_ms`: the reference time for deliver times, in ms since 1970. None if each row is due within a day.
     """
 
     def __init__(self, queues: Sequence[MessageQueue], first_queue: int, now_ms: int | None) -> None:
@@ -77,21 +79,21 @@ class RowPlacement:
         numbers = {name: index for index, name in enumerate(self._brokers)}
         self._broker_of = np.array([numbers[queue.broker_name] for queue in queues], np.int64)
         self.rows = 0
-        """The number of rows placed so far."""
+        """Number of rows that were assigned a queue so far."""
         self.next_sequences: dict[MessageQueue, int] = {}
-        """For each queue that stores rows, the sequence of its next row."""
+        """Next unused sequence of each queue that stores rows."""
 
     def timer_queues(self) -> list[MessageQueue]:
-        """Return the queues in which rows with a deliver time may wait."""
+        """Return the timer queues of all brokers, in which rows with a deliver time wait."""
         return [MessageQueue(TIMER_TOPIC, name, number) for name in self._brokers for number in range(_TIMER_QUEUES)]
 
     def place(
         self, messages: MessageColumns, hashes: Ints | None, keyed: Mask | None, deliver_ms: pa.Array | None
     ) -> Iterator[RowRange]:
-        """Divide the next rows into parts of one queue each. Rows of one queue keep their order.
+        """Divide the next rows into ranges of one queue each. Rows of one queue keep their order.
 
-        `hashes`: of the sharding keys, shape (n,), valid for rows for which `keyed` is true. `deliver_ms`: ms since
-        1970, null for a row that does not wait.
+        `hashes`: hashes of the sharding keys, shape (n,); valid for rows for which `keyed` is true. `deliver_ms`:
+        deliver times in ms since 1970, null for a row without a deliver time.
         """
         count = len(messages)
         numbers = (np.arange(self.rows, self.rows + count) // BLOCK_ROWS + self._first) % len(self._queues)
@@ -136,9 +138,11 @@ class RowPlacement:
 
 
 def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, MessageColumns]]:
-    """Group messages by their number, in their order. Neighbouring rows with the same number are not copied."""
+    """Group messages by their entry in `numbers`. Messages of a group keep their order. A run of equal numbers is not
+    copied."""
     changes = np.flatnonzero(np.diff(numbers)) + 1
-    if len(changes) > len(numbers) // 64:  # scattered by their keys
+    # short runs, because sharding keys scatter the rows: sort, so that each group is one range
+    if len(changes) > len(numbers) // 64:
         order = np.argsort(numbers, kind="stable")
         messages, numbers = messages.take(order), numbers[order]
         changes = np.flatnonzero(np.diff(numbers)) + 1
@@ -147,7 +151,7 @@ def _grouped(messages: MessageColumns, numbers: Ints) -> Iterator[tuple[int, Mes
 
 
 def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteColumn:
-    """Return, for each row, the properties with its due time and its queue of `topic`."""
+    """Return the encoded properties of each delayed row: the row's due time, and its queue of `topic`."""
     return ByteColumn.of(
         [
             b"%b\x01%d\x02%b\x01%b\x02%b\x01%d\x02"
@@ -161,9 +165,11 @@ def _waiting_texts(topic: str, queue_ids: Sequence[int], times: Ints) -> ByteCol
 
 
 def check_deliver_times(times_ms: pa.Array, *, fixed: bool) -> None:
-    """Check deliver times in ms since 1970. Raises MessageIllegalError for a time that is too far ahead. Unless the
-    time from which deliver times count is `fixed`, a time more than a day ahead raises InvalidArgumentError: a repeat
-    might give its row another place."""
+    """Check deliver times, given in ms since 1970. Raises MessageIllegalError if a time is too far ahead.
+
+    `fixed`: the reference time for deliver times is given. Without it, raises InvalidArgumentError if a time is more
+    than a day ahead, because a repeated write might put the row into another queue.
+    """
     ahead_ms = np.asarray(times_ms.fill_null(0)) - time.time_ns() // 1_000_000
     row = int(ahead_ms.argmax()) if len(ahead_ms) else 0
     if len(ahead_ms) and ahead_ms[row] > TIMER_DELAY_MAX_MS:

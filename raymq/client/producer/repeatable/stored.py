@@ -1,4 +1,4 @@
-"""StoredSequences: asks the masters of broker groups which rows of a producer are stored already."""
+"""StoredSequences: queries the masters of broker groups for the rows of a producer that are already stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from raymq.remoting.storage_client import StorageClient
 from raymq.remoting.storage_clients import StorageClients, call_master
 
 SEQUENCES_CALL_TIMEOUT_S: Final = 5.0
-"""The most seconds of one call. After that time another replica may lead."""
+"""Timeout in seconds of one query for stored sequences. After the timeout, the next query looks up the master
+again."""
 
 
 class StoredSequences:
-    """The stored sequences of one producer in queues of the brokers of `topic`."""
+    """Reads the stored sequences of one producer from the brokers of `topic`."""
 
     def __init__(
         self,
@@ -35,15 +36,16 @@ class StoredSequences:
         """Return, for each queue, the sequence after the last stored sequence; 0 if none is stored. Makes one call per
         broker group.
 
-        Waits for a broker group without a master, and raises ServiceNotAvailableError or RequestTimeoutError after
-        `timeout_s`. Raises ClientStateError if an instance of the producer with a newer epoch has written.
+        If a broker group has no master, waits for a master. Raises ServiceNotAvailableError or RequestTimeoutError
+        after `timeout_s`. Raises ClientStateError if an instance of the producer with a newer epoch has written.
         """
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         found: dict[MessageQueue, int] = {}
         for broker_name, asked in by_broker.items():
-            # The topic's route leads to the master, also for queues in which messages of the topic wait.
+            # The topic's route gives the master, also for the system queues in which delayed messages of the topic
+            # wait.
             leader = MessageQueue(self._topic, broker_name, 0)
             call = partial(self._call, [(self._names.wrap(queue.topic), queue.queue_id) for queue in asked])
             sequences = call_master(self._routes, self._storages, leader, timeout_s, call)

@@ -4,8 +4,8 @@
                                   └── stored rows are left out (StoredSequences)
 
 The caller gives the identity by which the store recognises rows: a producer id and an epoch. A row's sequence is the
-number of earlier rows in its queue. A repeat with the same identity, the same rows and the same order stores nothing
-twice, in any process, and beside any number of concurrent attempts:
+number of earlier rows in its queue. A repeat with the same identity, the same rows and the same order stores no row a
+second time. This holds in any process, and beside any number of concurrent attempts:
 
 - At its start, a writer asks each broker which sequences of its producer id are stored, and leaves these rows out.
 - The store decides between concurrent attempts, row by row. In each queue an attempt writes in order and stops at its
@@ -13,8 +13,8 @@ twice, in any process, and beside any number of concurrent attempts:
 - A greater epoch fences smaller epochs: their writers end with ClientStateError.
 
 The store remembers `dedup_producers_max` pairs of producer and queue, by default 20,000, across restarts and failovers.
-It forgets the pair that was idle longest; a repeat after that stores its rows again. Retention does not make the store
-forget a pair: rows that were deleted by their age count as written.
+If there are more pairs, the store forgets the pair that was idle longest; a later repeat stores the rows of that pair
+again. Retention does not make the store forget a pair: rows that were deleted by their age count as written.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _EPOCH_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The result of a repeatable write. All `count` rows are stored, `stored_before` of them by an earlier attempt.
+    """The result of a repeatable write. All `count` rows are stored; an earlier attempt stored `stored_before` of them.
 
-    `ranges`: the offsets of the other rows, sorted by queue and offset. The ranges of rows with a deliver time are in
-    the queues in which these rows wait.
+    `ranges`: the offset ranges of the other rows, sorted by queue and offset. Rows with a deliver time are counted in
+    the system queues in which they wait.
     """
 
     count: int
@@ -76,8 +76,8 @@ class RepeatableWriter(Closing):
             result = writer.finish()
 
     A repeat must give the same `queues`, `first_queue` and `now_ms`, and the same rows in the same order. The division
-    of the rows into tables may differ. Used by one thread. The producer's buffer (`max_buffered_bytes`) bounds the
-    memory beside the table.
+    of the rows into tables may differ. Only one thread may use a writer. The producer's buffer (`max_buffered_bytes`)
+    limits the memory beside the table.
     """
 
     def __init__(
@@ -91,8 +91,11 @@ class RepeatableWriter(Closing):
         first_queue: int = 0,
         now_ms: int | None = None,
     ) -> None:
-        """Ask the brokers for the stored sequences of this identity. Raises the errors of `StoredSequences.ask`.
-        `producer` makes producers with the identity. The other arguments are those of `Client.repeatable_writer`."""
+        """Query the brokers for the stored sequences of this writer's identity. Raises the errors of
+        `StoredSequences.ask`.
+
+        `producer` makes producers with the identity. The other arguments are explained in `Client.repeatable_writer`.
+        """
         self.topic = check_user_topic(topic)
         self._queues = _checked_queues(topic, queues)
         self._stored, self._routes, self._make_producer = stored, routes, producer
@@ -102,7 +105,7 @@ class RepeatableWriter(Closing):
         self._timeout_s = self._producer.settings.send_timeout_s
         self._in_flight = _PartsInFlight()
         self._known: dict[MessageQueue, int] = {}
-        """For each queue that was asked about, the sequence after those of earlier attempts."""
+        """For each queue whose stored sequences were queried, the sequence after the rows of earlier attempts."""
         self._left_out = 0
         self._finished = False
         self._broken: BaseException | None = None
@@ -113,16 +116,17 @@ class RepeatableWriter(Closing):
             raise
 
     def write(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Write the next rows. Returns when they are handed over; `finish` waits until they are stored.
+        """Write the next rows. Returns when all rows are in the producer's buffer; `finish` waits until they are
+        stored.
 
-        Columns: those of `Producer.send_table`, and `deliver_time` (timestamp, null for a row that does not wait). All
-        rows of the table are checked before the first is sent: InvalidArgumentError for the columns,
-        MessageIllegalError for a row. Rows with one sharding key go to one queue in their order.
+        Columns: the columns of `Producer.send_table`, and `deliver_time` (timestamp, null for a row without a deliver
+        time). All rows of the table are checked before the first is sent. Raises InvalidArgumentError if a column is
+        invalid, and MessageIllegalError if a row is. Rows with one sharding key go to one queue in their order.
 
         Waits while the buffer is full. Also raises the failure of earlier rows: ServiceNotAvailableError if a broker
-        did not come back within the send timeout, SendUnknownError if a broker gave no answer, ClientStateError if a
-        newer epoch has written. After an error nothing more can be written. The stored rows are a beginning of each
-        queue's rows, and a repeat continues there.
+        stayed unreachable for the send timeout, SendUnknownError if a broker did not answer, ClientStateError if a
+        newer epoch has written. After an error the writer accepts no more rows. In each queue the stored rows are the
+        first rows of the queue, without a gap; a repeat continues after them.
         """
         self._check_open()
         try:
@@ -150,7 +154,8 @@ class RepeatableWriter(Closing):
     def finish(self) -> WriteResult:
         """Wait until all rows are stored as durably as the cluster's settings require. Raises the errors of `write`.
 
-        Raises ClientStateError if an earlier attempt stored more rows than this attempt has: its rows were different.
+        Raises ClientStateError if an earlier attempt stored more rows than this attempt wrote, because the rows of the
+        two attempts differ.
         """
         self._check_open()
         try:
@@ -171,13 +176,13 @@ class RepeatableWriter(Closing):
         return WriteResult(self._placement.rows, self._left_out, done.ranges())
 
     def close(self) -> None:
-        """End the writer's threads after the rows in flight have ended. Idempotent."""
+        """Stop the writer's threads after the rows in flight have an outcome. Idempotent."""
         self._finished = True
         self._producer.close()
 
     @property
     def left_out(self) -> int:
-        """The number of rows so far that were left out, because an earlier attempt has stored them."""
+        """Number of rows that this writer skipped so far, because an earlier attempt has stored them."""
         return self._left_out
 
     def _check_open(self) -> None:
@@ -201,7 +206,8 @@ class RepeatableWriter(Closing):
             raise
 
     def _continue_after_failure(self) -> None:
-        """Continue after failed rows, if another attempt has stored them in between. Otherwise raise the failure."""
+        """Continue after failed rows if another attempt has stored some of them since. Otherwise raise the
+        failure."""
         failure = self._in_flight.settle()
         assert failure is not None
         if not isinstance(failure, (MessageIllegalError, SendUnknownError)):
@@ -229,7 +235,7 @@ class RepeatableWriter(Closing):
             self._known.update(self._stored.ask(timers, self._timeout_s))
 
     def _route(self) -> TopicRoute:
-        """Return the topic's route, once it has all queues of this write."""
+        """Return the topic's route. Waits until the route has all queues of this write."""
 
         def look(left_s: float) -> TopicRoute:
             route = self._routes.get(self.topic)
@@ -248,7 +254,7 @@ def check_rows(
     fixed: bool = True,
 ) -> tuple[TableRows, pa.Array | None]:
     """Check the rows of a table as `RepeatableWriter.write` does. Returns the rows, and their deliver times in ms since
-    1970. `fixed`: the time from which deliver times count is given."""
+    1970. `fixed`: the reference time for deliver times is given."""
     plain, times = _split_times(table)
     rows = TableRows(topic, plain)
     for first in range(0, rows.count, CHECK_ROWS):
@@ -259,7 +265,8 @@ def check_rows(
 
 
 class _PartsInFlight:
-    """The parts of a writer that have not ended, and the outcomes of the other parts. Thread-safe."""
+    """Counts a writer's parts that have no outcome yet, and collects the outcomes of the other parts.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -269,23 +276,24 @@ class _PartsInFlight:
         self.failed: list[RowRange] = []
 
     def add(self, part: RowRange) -> Callable[[int, int, Outcome], None]:
-        """Count a part that is handed over. Returns the function to call when the part ends."""
+        """Count a part that is being sent. Returns the function to call with the part's outcome."""
         with self._changed:
             self._count += 1
         return lambda first, end, outcome: self._ended(part, outcome)
 
     def not_taken(self, part: RowRange, error: BaseException) -> None:
-        """Count a part that could not be handed over as failed."""
+        """Count a part as failed that the producer did not accept."""
         self._ended(part, error)
 
     def settle(self) -> BaseException | None:
-        """Wait until each part has ended, which it does at its deadline. Returns the failure, if there was one."""
+        """Wait until each part has an outcome, which happens at its deadline at the latest. Returns the first failure;
+        None if all parts were stored."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
             return self.failure
 
     def forget_failure(self) -> None:
-        """Forget the failed parts, before they are handed over again."""
+        """Clear the failed parts before the writer sends them again."""
         with self._changed:
             self.failure = None
             self.failed = []
@@ -297,7 +305,8 @@ class _PartsInFlight:
             else:
                 self.failed.append(part)
                 error = outcome if isinstance(outcome, BaseException) else _not_safe(part, outcome.status)
-                # Later rows of a queue end with its first failure. Of several queues, the first failure is raised.
+                # All later rows of a queue fail with the queue's first failure. If several queues fail, the first
+                # failure is raised.
                 self.failure = self.failure or error
             self._count -= 1
             if not self._count:
@@ -334,9 +343,10 @@ def check_identity(producer_id: str, epoch: int) -> None:
 
 
 def _split_times(table: pa.Table | pa.RecordBatch) -> tuple[pa.Table | pa.RecordBatch, pa.Array | None]:
-    """Return the table without its deliver times, and the deliver times in ms since 1970, if it has any."""
+    """Return the table without the column of deliver times, and the deliver times in ms since 1970; None if it has no
+    such column."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)) or table.schema.names.count(DELIVER_TIME) != 1:
-        return table, None  # TableRows checks the table
+        return table, None  # TableRows checks the table and reports the error
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     column = table.column(DELIVER_TIME)

@@ -48,17 +48,17 @@ from raymq.records.kernels.encode import encode_columns
 from raymq.records.kernels.message_columns import MessageColumns
 
 FEW_MESSAGES: Final = 40
-"""Up to this number of messages, encoding record by record costs less than making columns."""
+"""Number of messages up to which encoding record by record is cheaper than encoding by columns."""
 _WAIT: Final = f"{PROPERTY_WAIT}\x01false\x02".encode()
 _UNIQUE: Final = f"{PROPERTY_UNIQ_KEY}\x01".encode()
 _NO_HOST: Final = bytes(8)
-"""The store host in a record that is not stored yet."""
+"""The empty store host of a record that is not stored yet."""
 _NO_CODES: Final = np.zeros(FEW_MESSAGES, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _QueueLayout:
-    """The fields that all records of a producer in one queue share."""
+    """The encoded fields that all records of one producer in one queue share."""
 
     topic: str
     magic: int
@@ -80,8 +80,8 @@ class ProducerIdentity(NamedTuple):
 class BatchEncoder:
     """Encodes a producer's messages. The sequences of each queue grow, and no sequence is used twice.
 
-    Thread-safe for different queues. Only one thread at a time may encode messages of a queue: the thread that sends
-    the queue's flight.
+    Thread-safe for different queues. Only one thread at a time may encode messages of a queue: the thread that sends to
+    the queue.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class BatchEncoder:
         identity: ProducerIdentity | None = None,
         names: Namespace = NO_NAMESPACE,
     ) -> None:
-        """`born_host`: IP address and port. `identity`: by default a unique producer id. `names`: the namespace of the
-        stored topics."""
+        """`born_host`: the producer's IP address and port. `identity`: by default a unique producer id. `names`: the
+        namespace of the stored topics."""
         self._names = names
         self._born_host = born_host
         self._compression = compression
@@ -101,8 +101,8 @@ class BatchEncoder:
         self._compresses_from = compression.threshold_bytes if compression.type is not CompressionType.NONE else 1 << 62
 
     def encode(self, sends: QueueSends, batches: Sequence[SendBatch]) -> EncodedBatch:
-        """Encode the messages of `batches` as one batch of the queue. Raises MessageIllegalError; then no sequence is
-        used."""
+        """Encode the messages of `batches` as one batch of the queue. Raises MessageIllegalError if a message is not
+        legal; no sequence is used in that case."""
         messages = _all_messages(batches)
         if batches[0].numbered:
             sends.next_sequence = batches[0].first_sequence
@@ -122,11 +122,12 @@ class BatchEncoder:
         return encoded
 
     def stored_topic(self, topic: str) -> str:
-        """Return the name under which a topic is stored."""
+        """Return the name, with the namespace, under which the store keeps a topic."""
         return self._names.wrap(topic)
 
     def check_sizes(self, messages: Sequence[Message], max_body_bytes: int) -> None:
-        """Call `check_size` for each message."""
+        """Raise MessageIllegalError if the body of any message, as it would be stored, is longer than
+        `max_body_bytes`."""
         if isinstance(messages, MessageColumns):
             long = messages.bodies.take(np.flatnonzero(messages.bodies.sizes > max_body_bytes))
             for body in long.tolist():
@@ -136,7 +137,7 @@ class BatchEncoder:
             self.check_size(message, max_body_bytes)
 
     def check_light_queues(self, messages: Iterable[Message]) -> None:
-        """Raise MessageIllegalError if a message names light queues, for a store that has none."""
+        """Raise MessageIllegalError if a message names light queues. Called if the store has no light queues."""
         for message in messages:
             if message.light_queues:
                 raise MessageIllegalError(
@@ -145,7 +146,8 @@ class BatchEncoder:
                 )
 
     def check_size(self, message: Message, max_body_bytes: int) -> None:
-        """Raise MessageIllegalError if the body, as it would be stored, is longer than `max_body_bytes`."""
+        """Raise MessageIllegalError if the message's body, as it would be stored, is longer than
+        `max_body_bytes`."""
         self._check_body(message.body, max_body_bytes)
 
     def _check_body(self, body: bytes, max_body_bytes: int) -> None:
@@ -158,7 +160,8 @@ class BatchEncoder:
                 )
 
     def _message_ids(self, batches: Sequence[SendBatch], count: int) -> Sequence[str]:
-        """Return an id for each message: the message's own id, if it was encoded before, or a new one."""
+        """Return an id for each message. A message that was encoded before keeps its id; any other message gets a new
+        id."""
         if len(batches) == 1 and batches[0].message_ids:
             return batches[0].message_ids
         ids = self._ids.next_range(count)
@@ -185,7 +188,7 @@ class BatchEncoder:
         )
 
     def _encode_inner(self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str]) -> EncodedBatch:
-        """Encode the batch as one record."""
+        """Encode the messages as one record, an inner batch."""
         return encode_inner_batch(
             self._stored(messages),
             sends.queue.queue_id,
@@ -197,7 +200,7 @@ class BatchEncoder:
         )
 
     def _encode_columns(self, sends: QueueSends, messages: MessageColumns, ids: Sequence[str]) -> EncodedBatch:
-        """Encode a batch of messages that are columns already."""
+        """Encode a batch whose messages are already columns."""
         return encode_columns(
             self._names.wrap(sends.queue.topic),
             sends.queue.queue_id,
@@ -214,7 +217,7 @@ class BatchEncoder:
     def _encode_many(
         self, sends: QueueSends, messages: Sequence[Message], ids: Sequence[str], waits: bool, plain: bool
     ) -> EncodedBatch:
-        """Encode a batch of many messages by columns."""
+        """Convert a batch of many messages to columns, and encode the columns."""
         rich = not plain and bool(with_more(messages))
         queue = sends.queue
         return encode_columns(
@@ -253,8 +256,8 @@ class BatchEncoder:
         return EncodedBatch(shared.topic, queue_id, records, np.array(sizes, np.int32), codes, producer, ids, waits)
 
     def encode_one(self, sends: QueueSends, message: Message) -> LoneRecord:
-        """Encode one message, which is not delayed, as `encode` does, in fewer steps and without a batch. Raises
-        MessageIllegalError; then no sequence is used."""
+        """Encode one message that is not delayed, as `encode` does, in fewer steps and without a batch. Raises
+        MessageIllegalError if the message is not legal; no sequence is used in that case."""
         shared: _QueueLayout = sends.layout or self._layout(sends)
         (stem, number), sequence, queue = self._ids.next_parts(), sends.next_sequence, sends.queue
         waits, born_ms = message.wait_store_msg_ok, time.time_ns() // 1_000_000
@@ -276,8 +279,8 @@ class BatchEncoder:
         sequence: int,
         born_ms: int,
     ) -> tuple[tuple[bytes, bytes, bytes, bytes, bytes], int]:
-        """Return the parts of a message's record, and their size. The message's unique id is `stem` and the hex digits
-        of `number`."""
+        """Return the encoded pieces of a message's record, and the record's size. The message's unique id is `stem`
+        followed by the hexadecimal digits of `number`."""
         body, sys_flag, own = message.body, shared.sys_flag, b""
         if len(body) >= self._compresses_from:
             body, bits = self._compression.compress_body(body)
@@ -302,7 +305,7 @@ class BatchEncoder:
         return own_properties(self._stored((message,))[0] if message.light_queues else message)
 
     def _stored(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages with the names under which their topics and light queues are stored."""
+        """Return the messages with their stored names: the namespace is added to topics and light queues."""
         if not self._names:
             return messages
         stored = []

@@ -1,8 +1,8 @@
-"""BrokerFaults: the brokers that a producer avoids for a while. The time is an argument.
+"""BrokerFaults: the brokers that a producer avoids for a while. The functions take the current time as an argument.
 
 A broker is *reachable* if it answered the last request. A broker that did not answer is skipped for FAILING_S, or until
 it answers. A broker is *available* if it is reachable and answers quickly. With latency fault tolerance, a slow broker
-is not available for a time from RocketMQ's table:
+is unavailable for a time from RocketMQ's table:
 
     answer took at least, ms   550    1800   3000   5000    15000
     not available for, ms      2000   5000   6000   10000   30000
@@ -16,19 +16,20 @@ from __future__ import annotations
 from typing import Final
 
 FAILING_S: Final = 5.0
-"""The time in seconds for which a broker that did not answer is skipped."""
+"""Time in seconds for which a producer skips a broker that did not answer."""
 ISOLATED_LATENCY_MS: Final = 10_000.0
-"""The latency in ms that an attempt without an answer counts as."""
+"""Latency in ms that a producer assumes for an attempt that got no answer."""
 _NOT_AVAILABLE_MS: Final = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
 
 
 def not_available_ms(latency_ms: float) -> int:
-    """Return the time in ms for which a broker that took `latency_ms` to answer is not available."""
+    """Return the time in ms for which a producer avoids a broker that took `latency_ms` to answer."""
     return next((pause_ms for limit_ms, pause_ms in _NOT_AVAILABLE_MS if latency_ms >= limit_ms), 0)
 
 
 class BrokerFaults:
-    """The faults of a producer's brokers. One thread records the answers of each broker; any thread may ask.
+    """Tracks which brokers of a producer are reachable and available. One thread records the answers of each broker;
+    any thread may query the state.
 
     Without `latency_enabled`, each reachable broker is available.
     """

@@ -11,9 +11,11 @@ from raymq.common.message import PROPERTY_TRANSACTION_PREPARED, Message, Message
 from raymq.common.names import HALF_TOPIC, SCHEDULE_TOPIC
 
 OVERHEAD_BYTES: Final = 256
-"""The memory in bytes that the buffer pool counts for a message beside its body: record header, ids, objects."""
+"""Memory in bytes that the buffer pool counts for a message in addition to its body: record header, ids,
+objects."""
 LIGHT_QUEUE_OVERHEAD: Final = 26
-"""The bytes of a light queue in a record beside its name: prefix, separators, and the light queue's offset."""
+"""Bytes that a light queue adds to a record in addition to its name: prefix, separators, and the light queue's
+offset."""
 
 
 def cost_bytes(message: Message) -> int:
@@ -25,7 +27,7 @@ def cost_bytes(message: Message) -> int:
 
 
 def with_more(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages that have more than a topic and a body, whatever their `wait_store_msg_ok`."""
+    """Return the messages that set more than a topic and a body. The field `wait_store_msg_ok` does not count."""
     return [
         message
         for message in messages
@@ -40,13 +42,13 @@ def with_more(messages: Iterable[Message]) -> list[Message]:
 
 
 def is_delayed(message: Message) -> bool:
-    """Return True if the message asks for a later delivery."""
+    """Return True if the message has a delay level or a delivery time."""
     return message.delay_level > 0 or message.deliver_at_ms is not None
 
 
 def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
-    """Return the queue that stores a message sent now to `queue`: `queue` itself, or the queue in which a delayed
-    message or a half message waits."""
+    """Return the queue that stores a message sent now to `queue`. This is `queue` itself, or the system queue in which
+    a delayed message or a half message waits."""
     if PROPERTY_TRANSACTION_PREPARED in message.properties:
         return MessageQueue(HALF_TOPIC, queue.broker_name, 0)
     if message.delay_level:
@@ -60,7 +62,7 @@ def stored_queue(message: Message, queue: MessageQueue) -> MessageQueue:
 
 
 def by_stored_queue(messages: Sequence[Message], queue: MessageQueue) -> dict[MessageQueue, list[int]]:
-    """Return the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
+    """Group the indices of messages for `queue` by the queue that stores them now. Delayed messages wait in queues of
     system topics."""
     by_queue: dict[MessageQueue, list[int]] = {}
     for index, message in enumerate(messages):

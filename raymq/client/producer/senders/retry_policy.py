@@ -5,15 +5,15 @@ once, so each failure first raises the question: *may this attempt have stored t
 
     no:  the store refused the batch, or nothing was sent. The messages may be encoded again, with new sequences.
          Messages that asked for no order may go to another broker's queue.
-    yes: there was no answer, or the disk failed. The batch stays with its queue, whose store knows its sequences. The
+    yes: there was no answer, or the disk failed. The batch stays with its queue, whose store has its sequences. The
          very same bytes are sent there again, until there is an answer or the deadline has passed.
 
-No sequence is used twice. A refused batch leaves a gap, and the store expects gaps. The rule requires that no attempt
-is carried out twice. That holds for a lane, which is one stream.
+No sequence is used twice. A refused batch leaves a gap, and the store accepts gaps. The rule requires that the
+connection delivers no attempt twice. A lane (direct socket connection) is one stream, so it fulfils this.
 
 RocketMQ counts attempts: 3 for a sync send, and for an async send only transport failures. In raymq each send is
-retried until its deadline, because a retry makes no duplicate. The codes that are retried are RocketMQ's for sync
-sends.
+retried until its deadline, because a retry makes no duplicate. The error codes that are retried are RocketMQ's codes
+for sync sends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raymq.common.errors import (
 )
 
 ANOTHER_BROKER_CODES: Final = frozenset({1, 2, 14, 16, 17})
-"""The codes after which a sync send of RocketMQ goes to another broker. RocketMQ's 204, 205 and 1500 are missing,
+"""Error codes after which a sync send of RocketMQ goes to another broker. RocketMQ's 204, 205 and 1500 are missing,
 because raymq raises no error with these codes."""
 
 _REFUSALS: Final = (
@@ -59,20 +59,22 @@ _REFUSALS: Final = (
 
 
 def may_be_stored(error: RaymqError) -> bool:
-    """Return True if an append that failed with `error` may have stored messages. In doubt, it may."""
+    """Return True if an append that failed with `error` may have stored messages. Returns True for an unclear
+    error."""
     return isinstance(error, StoreFailedError) or not isinstance(error, _REFUSALS)
 
 
 def another_broker_helps(error: RaymqError) -> bool:
-    """Return True if another broker may store a message that one broker refused with `error`. All brokers have the same
-    users and policies."""
+    """Return True if another broker may store a message that one broker refused with `error`. False for a missing
+    permission, because all brokers have the same users and policies."""
     if isinstance(error, AccessDeniedError | AuthenticationError):
         return False
     return error.retryable or error.code in ANOTHER_BROKER_CODES
 
 
 def given_up(error: RaymqError, timeout_s: float) -> RaymqError:
-    """Return the error for a message that is certainly not stored after `timeout_s`. `error`: the last attempt's."""
+    """Return the error for a message that is certainly not stored after `timeout_s`. `error`: the last
+    attempt's error."""
     kind = SystemBusyError if isinstance(error, SystemBusyError) else ServiceNotAvailableError
     return kind(
         f"not sent within {timeout_s:g} s, nothing of this one was stored (last failure: {error}); see `raymq status`"

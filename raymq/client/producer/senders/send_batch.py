@@ -1,9 +1,9 @@
-"""The units in which a producer sends messages, from the call to their end.
+"""The units in which a producer sends messages, from the call until the messages have an outcome.
 
 SendRequest   the messages of one call, before they have a queue
 SendBatch     messages of one queue with one deadline, and their Completion: it waits, moves, and may be divided
 Flight        the batches of one queue that are encoded together: each attempt sends the same bytes
-SingleSend      one message that its caller sends itself, without a batch
+SingleSend    one message that its caller sends itself, without a batch
 QueueSends    the waiting batches of one queue, its next sequence, and whether a flight of it is in flight
 """
 
@@ -29,22 +29,25 @@ from raymq.records.format.encode import EncodedBatch, LoneRecord
 from raymq.records.kernels.message_columns import MessageColumns
 
 BATCH_MAX_MESSAGES: Final = 4096
-"""The most messages of one queue in a request, and in a gathering batch."""
+"""Maximum number of messages of one queue in a request, and in an open batch."""
 FIRST_TURN_MAX_MESSAGES: Final = 256
-"""The most messages of the first gathering batch for messages without a destination. While messages come faster than
-batches leave, each batch may have twice as many messages as the batch before, up to BATCH_MAX_MESSAGES. So a stream has
-large batches, and a burst is spread over the topic's queues."""
+"""Maximum number of messages of the first open batch for messages without a destination.
+
+While messages arrive faster than batches are sent, each batch may have twice as many messages as the batch before, up
+to BATCH_MAX_MESSAGES. A steady stream therefore has large batches, and a burst is spread over the topic's queues.
+"""
 OPEN_BATCH_MAX_BYTES: Final = 1024 * 1024
-"""The cost in bytes, as counted by the buffer pool, at which a gathering batch is sealed."""
+"""Cost in bytes, as counted by the buffer pool, at which an open batch accepts no more messages."""
 REQUEST_MAX_BYTES: Final = 4 * 1024 * 1024
-"""The largest cost in bytes, as counted by the buffer pool, of the messages in a request. A single message may cost
-more."""
+"""Maximum cost in bytes, as counted by the buffer pool, of the messages in one request. A request with a single message
+may cost more."""
 SEALED: Final = -1
 """The `limit_bytes` of a batch that no further message may join."""
 
 
 class Stage(Enum):
-    """The stage of messages between their put and their end (raymq.client.producer.senders.send_state)."""
+    """The stage of messages from the enqueueing until they have an outcome
+    (raymq.client.producer.senders.send_state)."""
 
     QUEUED = "QUEUED"
     IN_FLIGHT = "IN_FLIGHT"
@@ -57,11 +60,11 @@ class SendRequest(Struct, eq=False):
     """The messages of one call, all of one topic. `together`: all messages must go to one queue.
 
     `plain`: no message has more than a topic and a body. `cost_bytes` of the buffer pool are allocated for the
-    messages, in `generation`. `before_end`: called for parts of the messages just before these parts end. `watches`:
-    those of the observers that watch this send.
+    messages, in `generation`. `before_end`: called for parts of the messages just before the outcome of these parts is
+    set. `watches`: the SendWatches of the observers that observe this send.
 
-    A `first_sequence` of 0 or more numbers the messages: they have sequences from `first_sequence` on, in the queue
-    `stored`, which stores them. Sequences of other messages are chosen when the messages are encoded.
+    If `first_sequence` is 0 or more, the caller numbers the messages. They have sequences from `first_sequence` on in
+    the queue `stored`, which stores them. The encoder chooses the sequences of other messages.
     """
 
     messages: Sequence[Message]
@@ -78,23 +81,24 @@ class SendRequest(Struct, eq=False):
     watches: Sequence[SendWatch] = ()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the watches that the messages could not be handed over."""
+        """Notify the watches that the messages could not be enqueued for sending."""
         for watch in self.watches:
             watch.abandoned(error)
 
     @property
     def movable(self) -> bool:
-        """True if the messages may go to another queue, because they asked for no order."""
+        """True if the messages may go to another queue, because their destination names no queue, key or
+        selector."""
         return not self.destination.fixed and not self.together
 
 
 class QueueSends(Struct, eq=False):
-    """The sends of a producer to one queue, which stores messages.
+    """The state of a producer's sends to one queue that stores messages.
 
-    `waiting`: waiting batches, oldest first. `busy`: a flight of the queue is in flight, or will be sent again.
+    `waiting`: waiting batches, oldest first. `busy`: encoded batches of the queue are in flight, or will be sent again.
     `next_sequence`: the first sequence that was never used. `layout`: the encoder's cache for the queue. `failure`: the
-    first failure of numbered messages of the queue. No later numbered message is sent then, so that the sequences have
-    no gap.
+    first failure of numbered messages of the queue. After that failure no later numbered message is sent, so that the
+    sequences have no gap.
     """
 
     queue: MessageQueue
@@ -108,16 +112,16 @@ class QueueSends(Struct, eq=False):
 class SendBatch(Struct, eq=False):
     """Messages of one topic for one queue, `queue`, with one deadline, in the order of the calls.
 
-    `sends`: of the queue that stores the messages, which is `queue` or the queue in which delayed messages wait.
-    `completion` has the outcome of the messages, from index `first` on. `divided`: other messages of this completion
-    are in other batches. `movable`: the messages asked for no order, so they may go to another queue as long as none of
-    them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the monotonic clock.
-    `timeout_s`: the timeout of the call. `cost_bytes` of the buffer pool are allocated for the messages, in
+    `sends`: the state of the queue that stores the messages, which is `queue` or the queue in which delayed messages
+    wait. `completion` has the outcome of the messages, from index `first` on. `divided`: other batches contain further
+    messages of this completion. `movable`: the messages need no order, so they may go to another queue as long as none
+    of them can be stored. `waits`: the `wait_store_msg_ok` of all messages. `deadline_s`: a time of the monotonic
+    clock. `timeout_s`: the timeout of the call. `cost_bytes` of the buffer pool are allocated for the messages, in
     `generation`. `message_ids`: empty until the messages are encoded, and never changed afterwards.
 
-    Further messages may join while all messages cost at most `limit_bytes`, while they are at most `max_messages`, and
-    until `join_until_s`. An open batch gets `open_for_s` more time. `plain`: no message has more than a topic and a
-    body. `alone`: no other batch goes into the same flight, because the store may refuse a message of this batch.
+    Further messages may join until `join_until_s`, up to a cost of `limit_bytes` and up to `max_messages` messages. The
+    deadline of an open batch is extended by `open_for_s`. `plain`: no message has more than a topic and a body.
+    `alone`: the batch is encoded without any other batch, because the store may refuse a message of this batch.
     `inner`: the messages are stored as one record, an inner batch. `first_sequence`: the sequence of the first message
     if the batch is numbered (SendRequest), else -1. A numbered batch is never divided.
     """
@@ -148,16 +152,16 @@ class SendBatch(Struct, eq=False):
 
     @property
     def numbered(self) -> bool:
-        """True if the caller has given the sequences of the messages."""
+        """True if the caller assigned the sequences of the messages."""
         return self.first_sequence >= 0
 
     @property
     def handed_over_s(self) -> float:
-        """The time of the monotonic clock, in seconds, at which the first message was handed over."""
+        """Monotonic time in seconds at which the first message of the batch was enqueued."""
         return self.deadline_s - self.timeout_s - self.open_for_s
 
     def end(self, outcome: Outcome) -> None:
-        """Set the outcome of the messages."""
+        """Set the outcome of all messages in the batch."""
         self.stage = Stage.ENDED
         if self.numbered and self.sends.failure is None and isinstance(outcome, BaseException):
             self.sends.failure = outcome
@@ -179,8 +183,8 @@ class SendBatch(Struct, eq=False):
 
 
 class SingleSend(Struct, eq=False):
-    """One message that its caller sends itself, since `now_s` of the monotonic clock. `movable`: the message may go to
-    another queue, because it names none."""
+    """One message that its caller sends in its own thread, since the monotonic time `now_s`. `movable`: the message may
+    go to another queue, because its destination names no queue."""
 
     message: Message
     sends: QueueSends
@@ -190,14 +194,14 @@ class SingleSend(Struct, eq=False):
     generation: int
     movable: bool
     begun: bool = False
-    """True while the message makes its queue busy."""
+    """True while the message's queue is marked as busy because of this message."""
     allocated: bool = False
-    """True while the message has space in the buffer."""
+    """True while the message holds space in the buffer pool."""
     record: LoneRecord | None = None
-    """The encoded message. Once it is set, the message may be stored."""
+    """The encoded message. If `record` is set, the message may already be stored."""
 
     def batch(self) -> SendBatch:
-        """Return the message as a batch in flight."""
+        """Convert the single message to a batch whose stage is IN_FLIGHT."""
         message, queue = self.message, self.sends.queue
         return SendBatch(
             message.topic, queue, self.sends, [message], Completion(), self.movable, message.wait_store_msg_ok,
@@ -206,9 +210,9 @@ class SingleSend(Struct, eq=False):
 
 
 class Flight(Struct, eq=False):
-    """Batches of one queue that were encoded together. `encoded` never changes.
+    """Batches of one queue that were encoded together and are sent as one unit. `encoded` never changes.
 
-    `deadline_s`: the earliest deadline of the batches that have not ended. `stored`: the last answer of the store at
+    `deadline_s`: the earliest deadline of the batches without an outcome. `stored`: the last answer of the store at
     `store_host` (IP address and port).
     """
 
@@ -222,16 +226,17 @@ class Flight(Struct, eq=False):
 
     @classmethod
     def of(cls, sends: QueueSends, batches: list[SendBatch], encoded: EncodedBatch) -> Flight:
-        """Make the flight of batches that were just encoded."""
+        """Make a Flight of batches that were just encoded together."""
         return cls(sends, batches, encoded, min([batch.deadline_s for batch in batches]))
 
     @property
     def topic(self) -> str:
-        """The topic of the first batch."""
+        """The topic of the first batch in the Flight."""
         return self.batches[0].topic
 
     def places(self) -> Iterator[tuple[SendBatch, int, int]]:
-        """Yield each batch with the index of its first message, and the index after its last message, in the flight."""
+        """Yield each batch of the Flight, the index of its first message in the Flight, and the index after its last
+        message."""
         first = 0
         for batch in self.batches:
             end = first + len(batch.messages)
@@ -239,23 +244,23 @@ class Flight(Struct, eq=False):
             first = end
 
     def keep_ids(self) -> list[SendBatch]:
-        """Return the batches of a flight that will not be sent again. Its sequences are lost; each message keeps its
-        id."""
+        """Return the batches of a Flight that will not be sent again. The sequences of the Flight are lost; each
+        message keeps its id."""
         ids = self.encoded.message_ids
         for batch, first, end in self.places():
             batch.message_ids = ids if len(self.batches) == 1 else ids[first:end]
         return self.batches
 
     def acknowledge(self, result: AppendResult) -> list[tuple[SendBatch, Acknowledged]]:
-        """Divide the store's answer among the batches that have not ended. Raises ValueError if the answer is for
-        another number of messages."""
+        """Divide the store's answer among the batches that have no outcome yet. Raises ValueError if the number of
+        messages in the answer differs from the number sent."""
         count = len(self.encoded.message_ids)
-        # The store lists each offset only if the offsets have gaps.
+        # The store lists every offset only if the offsets have gaps.
         queue_offsets: Sequence[int] = result.queue_offsets or range(result.queue_offset, result.queue_offset + count)
         physical_offsets: Sequence[int] | NDArray[np.int64]
         if result.physical_offsets is not None:
             physical_offsets = result.physical_offsets
-        elif len(self.encoded) == 1:  # one message, or one inner batch
+        elif len(self.encoded) == 1:  # one record: a single message or an inner batch
             physical_offsets = (result.physical_offset,) * count
         else:
             ends = np.cumsum(self.encoded.sizes, dtype=np.int64)

@@ -1,7 +1,8 @@
-"""SendQueues: the queues of one sender, with the batches that wait and the flights that are in flight.
+"""SendQueues: the queues of one sender, with the batches that wait and the encoded batches (Flights) that are being
+sent.
 
-This module decides nothing: SendState decides what is taken, and what follows from an answer. All methods are called
-with the producer's lock.
+This module decides nothing. SendState decides which batches are taken, and what follows from an answer. All methods are
+called while the producer's lock is held.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from raymq.common.message import MessageQueue
 
 
 class SendAttempt(Struct, eq=False):
-    """Flights that are sent in one request. `error`: the failure of the previous attempt, if there was one."""
+    """The Flights (encoded batches) that are sent in one request. `error`: the failure of the previous attempt, else
+    None."""
 
     flights: list[Flight]
     error: RaymqError | None = None
 
     @property
     def again(self) -> bool:
-        """True if an earlier attempt has sent the flights: the same bytes are sent again."""
+        """True if an earlier attempt has sent the Flights, so that this attempt sends the same bytes again."""
         return self.flights[0].stage is not Stage.IN_FLIGHT
 
     @property
     def topic(self) -> str:
-        """The topic whose route leads to the master."""
+        """The topic whose route gives the master of the broker group."""
         return self.flights[0].topic
 
     @property
@@ -39,19 +41,20 @@ class SendAttempt(Struct, eq=False):
 
 
 class SendQueues:
-    """The queues of one sender, and the attempts that it must make next."""
+    """The queues of one sender, and the attempts that the sender must make next."""
 
     def __init__(self) -> None:
         self._queues: dict[MessageQueue, QueueSends] = {}
         self._waiting: dict[QueueSends, None] = {}
-        """The queues with waiting batches and no flight. The next request begins with the first of these queues."""
+        """Queues that have waiting batches and are not busy. The next request begins with the first of these
+        queues."""
         self._attempts: deque[SendAttempt] = deque()
-        """Attempts to make before waiting messages are taken."""
+        """Attempts to make before the sender takes waiting messages."""
         self._in_flight = 0
-        """The number of busy queues."""
+        """Number of queues that are busy: their messages are in flight or will be sent again."""
 
     def sends(self, queue: MessageQueue) -> QueueSends:
-        """Return the QueueSends of a queue, which is made at the first call."""
+        """Return the QueueSends of a queue. The first call for a queue makes it."""
         sends = self._queues.get(queue)
         if sends is None:
             sends = self._queues[queue] = QueueSends(queue)
@@ -59,26 +62,27 @@ class SendQueues:
 
     @property
     def idle(self) -> bool:
-        """True if no message waits or is in flight."""
+        """True if no message of the sender waits or is in flight."""
         return not (self._waiting or self._attempts or self._in_flight)
 
     @property
     def empty(self) -> bool:
-        """True if all messages have ended."""
+        """True if all messages of the sender have an outcome."""
         return self.idle and not any(sends.waiting or sends.busy for sends in self._queues.values())
 
     @property
     def has_work(self) -> bool:
-        """True if an attempt can be made."""
+        """True if a batch waits in a queue that is not busy, or an attempt waits."""
         return bool(self._waiting or self._attempts)
 
     def may_overtake(self, sends: QueueSends) -> bool:
-        """Return True if a caller may send a message to the queue itself: no message of the queue waits or is in
-        flight, and no attempt waits to be sent again."""
+        """Return True if a caller may send a message to the queue in its own thread: no message of the queue waits or
+        is in flight, and the sender has no attempt to make first."""
         return not (sends.busy or sends.waiting or self._attempts)
 
     def next_attempt(self) -> SendAttempt | None:
-        """Return the attempt to make next; None if waiting messages are next (`oldest`), or if there is no work."""
+        """Return the attempt to make next. Returns None if waiting messages are next (`oldest`), or if nothing
+        waits."""
         return self._attempts.popleft() if self._attempts else None
 
     def oldest(self) -> SendBatch | None:
@@ -87,7 +91,8 @@ class SendQueues:
         return None if sends is None else sends.waiting[0]
 
     def put(self, batch: SendBatch) -> None:
-        """Append a batch to the waiting batches of its queue. No message joins the batch before it from now on."""
+        """Append a batch to the waiting batches of its queue, and close the batch before it to further
+        messages."""
         sends = batch.sends
         if sends.waiting:
             sends.waiting[-1].limit_bytes = SEALED
@@ -96,27 +101,29 @@ class SendQueues:
             self._waiting.setdefault(sends)
 
     def begin(self, sends: QueueSends) -> None:
-        """Mark a queue as busy, before its next flight is sent. Other messages of the queue wait until `release`."""
+        """Mark a queue as busy before its next batches are sent. Other messages of the queue wait until
+        `release`."""
         sends.busy = True
         self._in_flight += 1
         self._waiting.pop(sends, None)
 
     def begin_single(self, single: SingleSend) -> bool:
-        """Mark the queue of a single message as busy. Returns False if any message waits or is in flight."""
+        """Mark the queue of a single message as busy. Returns False if any message of the sender waits or is in
+        flight."""
         if self._waiting or self._attempts or self._in_flight:
             return False
         single.sends.busy = True
         self._in_flight = 1
-        single.begun = True  # no signal handler runs between these three statements
+        single.begun = True  # a signal handler never runs between these three statements
         return True
 
     def release_single(self, single: SingleSend) -> None:
-        """Undo `begin_single`. A second call changes nothing."""
+        """Undo `begin_single`. A second call for the message changes nothing."""
         sends = single.sends
         if single.begun:
             sends.busy = False
             self._in_flight -= 1
-            single.begun = False  # no signal handler runs between these three statements
+            single.begun = False  # a signal handler never runs between these three statements
         if sends.waiting and not sends.busy:
             self._waiting.setdefault(sends)
 
@@ -129,7 +136,7 @@ class SendQueues:
                 self._waiting.setdefault(sends)
 
     def _put_first(self, batches: Sequence[SendBatch]) -> None:
-        """Put batches, in their order, before all waiting batches of their queues."""
+        """Put batches before all waiting batches of their queues. The given batches keep their order."""
         for batch in reversed(batches):
             if batch.sends.waiting:
                 batch.limit_bytes = SEALED

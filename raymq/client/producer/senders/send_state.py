@@ -1,7 +1,8 @@
 """SendState: decides which messages a sender sends next, and what an answer or a failure means for messages.
 
-This module has no clock, no thread and no remote call. The time is an argument, `now_s`; it is infinity if the producer
-gives up its messages. The sender (raymq.client.producer.senders.sender) calls these methods with the producer's lock.
+This module has no clock, no thread and no remote call. The current time is an argument, `now_s`, which is infinity if
+the producer abandons its messages. The sender (raymq.client.producer.senders.sender) calls these methods while it holds
+the producer's lock.
 
     put ──► QUEUED ──take──► IN_FLIGHT ──answered──► ENDED (acknowledged)
               ▲  │               │  │ └─stored, not durable enough─► STORED ─(the same bytes again)─► ENDED
@@ -10,9 +11,9 @@ gives up its messages. The sender (raymq.client.producer.senders.sender) calls t
               └─────refused──────┘
 
 A *flight* holds messages of one queue that are encoded together. A queue has one flight at a time, so its messages keep
-their order. An *attempt* is one request with the flights of several queues. SendQueues has the queues and the attempts.
-raymq.client.producer.senders.retry_policy decides if an error is a refusal, or leaves the outcome unknown. TRANSITIONS
-lists the stage that follows from each.
+their order. An *attempt* is one request with the flights of several queues. SendQueues stores the queues and the
+attempts. raymq.client.producer.senders.retry_policy decides if an error is a refusal, or leaves the outcome unknown.
+TRANSITIONS lists the stage that follows from each stage and event.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from raymq.common.protocol.store import AppendResult
 
 
 class Event(Enum):
-    """An event for messages between their put and their end."""
+    """An event that changes the stage of enqueued messages."""
 
     TAKEN = "the messages are taken for a request"
     ANSWERED = "the messages are stored as durably as was requested"
@@ -54,9 +55,9 @@ class Event(Enum):
 
 TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.QUEUED, Event.TAKEN): Stage.IN_FLIGHT,
-    (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,  # here, or at another broker
+    (Stage.QUEUED, Event.REFUSED): Stage.QUEUED,  # the messages wait for this broker again, or move to another broker
     (Stage.QUEUED, Event.REFUSED_FOR_GOOD): Stage.ENDED,
-    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,  # no message is stored
+    (Stage.QUEUED, Event.TIME_UP): Stage.ENDED,  # the messages fail; none of them is stored
     (Stage.IN_FLIGHT, Event.ANSWERED): Stage.ENDED,
     (Stage.IN_FLIGHT, Event.NOT_SAFE): Stage.STORED,
     (Stage.IN_FLIGHT, Event.NO_ANSWER): Stage.UNKNOWN,
@@ -65,26 +66,27 @@ TRANSITIONS: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.UNKNOWN, Event.ANSWERED): Stage.ENDED,
     (Stage.UNKNOWN, Event.NOT_SAFE): Stage.STORED,
     (Stage.UNKNOWN, Event.NO_ANSWER): Stage.UNKNOWN,
-    (Stage.UNKNOWN, Event.REFUSED): Stage.UNKNOWN,  # an earlier attempt may have stored the messages
-    (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # as unknown
-    (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,  # as unknown
+    # an earlier attempt may have stored the messages, even though this attempt did not
+    (Stage.UNKNOWN, Event.REFUSED): Stage.UNKNOWN,
+    (Stage.UNKNOWN, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # the messages fail with SendUnknownError
+    (Stage.UNKNOWN, Event.TIME_UP): Stage.ENDED,  # the messages fail with SendUnknownError
     (Stage.STORED, Event.ANSWERED): Stage.ENDED,
     (Stage.STORED, Event.NOT_SAFE): Stage.STORED,
     (Stage.STORED, Event.NO_ANSWER): Stage.STORED,
     (Stage.STORED, Event.REFUSED): Stage.STORED,
-    (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # acknowledged as they are
-    (Stage.STORED, Event.TIME_UP): Stage.ENDED,  # acknowledged as they are
+    (Stage.STORED, Event.REFUSED_FOR_GOOD): Stage.ENDED,  # acknowledged with the status of the store's last answer
+    (Stage.STORED, Event.TIME_UP): Stage.ENDED,  # acknowledged with the status of the store's last answer
 }
 """The next stage, for each possible pair of stage and event."""
 
 
 class SendDecision(Struct, eq=False):
-    """The consequences of an event, for the sender to carry out.
+    """The consequences of an event, which the sender carries out.
 
-    `ended`: batches with their outcomes. `leaving`: batches for other brokers; `SendState.take_back` takes back the
-    batches that no other broker can take. `acknowledged`: flights with the store's answers. `divided`: for each batch
-    that was divided into two holders of space, its generation of the buffer pool. `broker_failed`: the broker does not
-    serve now. `pause`: wait before the next attempt.
+    `ended`: batches with their outcomes. `leaving`: batches to move to other brokers; if no other broker can accept a
+    batch, the sender calls `SendState.take_back` with it. `acknowledged`: Flights with the store's answers. `divided`:
+    for each batch that was divided into two holders of buffer space, the batch's generation in the buffer pool.
+    `broker_failed`: the broker does not serve at the moment. `pause`: wait before the next attempt.
     """
 
     ended: list[tuple[SendBatch, Outcome]] = []
@@ -96,7 +98,7 @@ class SendDecision(Struct, eq=False):
 
 
 class SendState(SendQueues):
-    """The messages of one producer for one broker group that have not ended, and the decisions about them.
+    """The unfinished messages of one producer for one broker group, and the decisions about them.
 
     `settle_status`: send stored messages again until their status is SEND_OK (retry_when_not_store_ok).
     """
@@ -106,12 +108,12 @@ class SendState(SendQueues):
         self._settle_status = settle_status
         self.last_failure: RaymqError = ServiceNotAvailableError(f"{broker_name} took no messages in time")
 
-    # Before an attempt
+    # Taking batches before an attempt
 
     def take(self, now_s: float) -> tuple[list[tuple[QueueSends, list[SendBatch]]], SendDecision]:
-        """Take the batches of the next request out of all queues, up to the limits. The batches are sealed, and their
-        queues become busy. Batches whose deadline has passed end.
+        """Take the batches of the next request out of all queues, up to the limits.
 
+        The batches accept no further messages, and their queues become busy. Batches whose deadline has passed fail.
         All batches of a request have the same `wait_store_msg_ok`, so no message waits for the disk without need.
         """
         decision = SendDecision()
@@ -125,7 +127,7 @@ class SendState(SendQueues):
             count = 0
             while sends.waiting:
                 batch = sends.waiting[0]
-                # The first batch of a request always fits, whatever its size.
+                # Always take the first batch of a request, even if it is larger than the limit.
                 if left_bytes < batch.cost_bytes and (taken or batches):
                     break
                 if oldest is None or batch.waits is not oldest.waits:
@@ -147,20 +149,22 @@ class SendState(SendQueues):
         return taken, decision
 
     def not_encoded(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Decide after the encoding of taken batches failed: the illegal message ends with `error`, the others are
-        sent."""
+        """Decide what follows after batches could not be encoded: the illegal message fails with `error`, the others
+        are sent."""
         return self._isolate_illegal(sends, batches, error)
 
     def take_back(self, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Let batches, which no other broker can take, wait here again. If the error is not retryable, they end."""
+        """Put batches back into their queues, because no other broker can accept them. The batches fail if `error` is
+        not retryable."""
         decision = SendDecision()
         self._wait_again(batches, error, decision)
         return decision
 
-    # Answers
+    # Decisions after an answer or a failure
 
     def answered(self, attempt: SendAttempt, results: Sequence[AppendResult], now_s: float) -> SendDecision:
-        """Decide after an answer of the store. Flights end, or are sent again until they are durable as requested."""
+        """Decide what follows from the store's answer: Flights are acknowledged, or sent again until they are as
+        durable as requested."""
         decision = SendDecision()
         for flight, result in zip(attempt.flights, results, strict=True):
             flight.stored = result
@@ -173,7 +177,7 @@ class SendState(SendQueues):
         return decision
 
     def failed(self, attempt: SendAttempt, error: RaymqError, now_s: float) -> SendDecision:
-        """Decide after an attempt has failed, or could not connect."""
+        """Decide what follows after an attempt failed, or could not connect."""
         decision = SendDecision()
         stage = attempt.flights[0].stage
         if stage is Stage.STORED:
@@ -187,13 +191,14 @@ class SendState(SendQueues):
         return decision
 
     def unreachable(self, error: RaymqError, now_s: float) -> SendDecision:
-        """Decide after the broker could not be reached, so nothing was sent."""
+        """Decide what follows after the broker could not be reached, so that nothing was sent."""
         decision = SendDecision(broker_failed=True, pause=True)
         self._waiting_failed(error, now_s, decision)
         return decision
 
     def settle_expired(self, attempt: SendAttempt, now_s: float) -> SendDecision:
-        """End the messages of an attempt whose deadline has passed, before the rest of the attempt is sent again."""
+        """Complete the messages of an attempt whose deadline has passed, before the rest of the attempt is sent
+        again."""
         decision = SendDecision()
         if attempt.flights[0].stage is Stage.STORED:
             for flight in list(attempt.flights):
@@ -205,7 +210,8 @@ class SendState(SendQueues):
         return decision
 
     def abandon(self, batches: Sequence[SendBatch], error: BaseException) -> SendDecision:
-        """Decide after a bug: batches that have not ended and do not wait end with `error`. Their queues continue."""
+        """Fail batches with `error` after a bug. Batches that wait or have an outcome are skipped; the queues
+        continue."""
         decision = SendDecision()
         ending = [batch for batch in batches if batch.stage not in (Stage.ENDED, Stage.QUEUED)]
         queues = {batch.sends for batch in ending}
@@ -218,7 +224,8 @@ class SendState(SendQueues):
         return decision
 
     def _refused(self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision) -> None:
-        """Decide after a refusal: nothing is stored, because a store accepts or refuses a request as a whole."""
+        """Decide what follows after the store refused an attempt. Nothing is stored, because a store accepts or refuses
+        a request as a whole."""
         if another_broker_helps(error):
             decision.broker_failed = decision.pause = True
             for flight in reversed(attempt.flights):
@@ -239,8 +246,8 @@ class SendState(SendQueues):
             decision.ended += [(batch, error) for batch in flight.batches]
 
     def _isolate_illegal(self, sends: QueueSends, batches: Sequence[SendBatch], error: RaymqError) -> SendDecision:
-        """Divide batches until the illegal message is alone, and ends with the error. The other messages wait again,
-        and are sent in smaller parts."""
+        """Divide batches until the illegal message is alone and fails with `error`. The other messages wait again, and
+        are sent in smaller parts."""
         decision = SendDecision()
         self.release(sends)
         if batches[0].numbered:
@@ -263,7 +270,8 @@ class SendState(SendQueues):
     def _repeat(
         self, attempt: SendAttempt, error: RaymqError, event: Event, now_s: float, decision: SendDecision
     ) -> None:
-        """Send the same bytes again. Waiting messages that asked for no order go to other brokers."""
+        """Schedule an attempt to be sent again with the same bytes. Waiting messages that need no order move to other
+        brokers."""
         for flight in attempt.flights:
             self._follow(flight, event)
         attempt.error = error
@@ -297,13 +305,14 @@ class SendState(SendQueues):
             event = Event.TIME_UP if error.retryable else Event.REFUSED_FOR_GOOD
             self._acknowledge(flight, flight.stored, event, decision)
 
-    # After a failure of the broker: messages that are certainly not stored
+    # Messages that are certainly not stored, after the broker failed
 
     def _waiting_failed(
         self, error: RaymqError, now_s: float, decision: SendDecision, *, wait: bool | None = None
     ) -> None:
-        """Decide for waiting messages after the broker failed. They end if their deadline has passed, go to another
-        broker, or wait again. `wait`: they may wait again; by default if the error is retryable."""
+        """Decide what follows for waiting messages after the broker failed: they fail if their deadline has passed,
+        move to another broker, or wait again. `wait`: True if they may wait again; by default, if `error` is retryable.
+        """
         for sends in self._queues.values():
             if sends.waiting:
                 batches = self._end_expired(sends.waiting, now_s, error, decision)
@@ -343,8 +352,11 @@ class SendState(SendQueues):
     def _end_expired(
         self, batches: Sequence[SendBatch], now_s: float, error: RaymqError, decision: SendDecision
     ) -> list[SendBatch]:
-        """Return the batches whose deadline has not passed. The other batches end, and were not stored. Numbered
-        batches end together, because no numbered batch may be stored without the batches before it."""
+        """Fail the batches whose deadline has passed, as not stored. Returns the other batches.
+
+        If the first expired batch is numbered, all batches fail, because no numbered batch may be stored without the
+        batches before it.
+        """
         late = [batch for batch in batches if batch.deadline_s <= now_s]
         if late and late[0].numbered:
             late = list(batches)
@@ -355,7 +367,7 @@ class SendState(SendQueues):
             decision.ended += [(batch, failure) for batch in late]
         return [batch for batch in batches if batch not in late] if late else list(batches)
 
-    # Flights
+    # Changes of a Flight's stage
 
     def _follow(self, flight: Flight, event: Event) -> None:
         flight.stage = TRANSITIONS[flight.stage, event]
@@ -364,7 +376,8 @@ class SendState(SendQueues):
                 batch.stage = flight.stage
 
     def _requeue(self, flight: Flight, event: Event) -> None:
-        """Dissolve a refused flight. Its batches wait again, or end."""
+        """Return the batches of a refused Flight to the waiting stage, and free their queue. The caller lets the
+        batches wait or fail."""
         self._follow(flight, event)
         self.release(flight.sends)
 
@@ -379,8 +392,8 @@ class SendState(SendQueues):
     def _end_unknown_expired(
         self, attempt: SendAttempt, error: RaymqError, now_s: float, decision: SendDecision
     ) -> None:
-        """End the messages of an attempt whose deadline has passed, as unknown. Flights without other messages leave
-        the attempt."""
+        """Fail the messages of an attempt whose deadline has passed, with an unknown outcome. Removes Flights without
+        other messages from the attempt."""
         for flight in [flight for flight in attempt.flights if flight.deadline_s <= now_s]:
             late = [batch for batch in flight.batches if batch.deadline_s <= now_s]
             self._end_unknown(flight, late, error, now_s, decision)

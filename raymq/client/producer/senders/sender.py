@@ -1,9 +1,9 @@
 """Sender: the thread and the remote calls that carry one producer's messages to one broker group.
 
 While a request is in flight, messages gather, and the next request takes them together. The thread takes the batches
-out of their queues, encodes one batch per queue, and appends all of them in one call. On an idle queue a message does
-not wait for the thread: its caller encodes it, sends it and reads the answer (`send_at_once`, `send_single`). If that
-fails, the thread sends the very same bytes again.
+out of their queues, encodes one batch per queue, and appends all of them in one call. If the queue is idle, a message
+does not wait for the thread: its caller encodes it, sends it and reads the answer (`send_at_once`, `send_single`). If
+that fails, the thread sends the very same bytes again.
 
 SendState (raymq.client.producer.senders.send_state) decides what an answer or a failure means. After each failure the
 sender looks up the group's master in the route again, so after a failover it continues with the same sequences.
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class Sender:
     """Sends the messages of one producer to one broker group, in its own thread and in the threads of callers.
 
-    The producer's lock guards `state` and `target`. Methods whose names end in `_locked` are called with that lock.
+    The producer's lock guards `state` and `target`. Methods whose names end in `_locked` are called while that lock is
+    held.
     """
 
     def __init__(self, broker_name: str, context: SenderContext) -> None:
@@ -49,20 +50,20 @@ class Sender:
         self._pauses = context.pauses()
         self.state = SendState(broker_name, settle_status=context.retry_when_not_store_ok)
         self.target: Target | None = None
-        """The master; None after a failure, until the thread has connected again."""
+        """The master of the broker group; None after a failure, until the thread has connected again."""
         self._failed_at_once: deque[tuple[SendAttempt, RaymqError]] = deque()
         self._wake = threading.Condition(context.lock)
         self._idle = False
         self._resume_s = -math.inf
         self._closed = self._giving_up = False
         self._taken: list[SendBatch] = []
-        """The batches of the attempt that the thread makes now."""
+        """Batches of the attempt that the thread makes at the moment."""
         self._thread = threading.Thread(target=self._run, name=f"producer-{broker_name}", daemon=True)
         self._thread.start()
 
     @property
     def closed(self) -> bool:
-        """True if the sender takes no further messages."""
+        """True if the sender refuses further messages."""
         return self._closed
 
     @property
@@ -71,32 +72,36 @@ class Sender:
         return self._thread.is_alive()
 
     def put_locked(self, batch: SendBatch) -> None:
-        """Put a batch into its queue, for the thread. Raises ClientStateError if the sender is closed."""
+        """Append a batch to its queue, for the sender's thread. Raises ClientStateError if the sender is
+        closed."""
         if self._closed:
             raise closed_error()
         self.state.put(batch)
         self.wake_locked()
 
     def wake_locked(self) -> None:
-        """Wake the thread if it has no work."""
+        """Wake the sender's thread if it is idle."""
         if self._idle:
             self._wake.notify()
-            self._idle = False  # not before: a signal handler may raise in `notify`
+            self._idle = False  # set after `notify`, in which a signal handler may raise
 
     def close(self, *, give_up: bool) -> None:
-        """Refuse further messages, and end the thread once all messages have ended. With `give_up`, the thread ends
-        after the attempt in flight. Waits for the thread's end as long as one attempt may take."""
+        """Refuse further messages, and stop the thread after all messages have an outcome.
+
+        With `give_up`, the thread stops after the attempt in flight. Waits for the end of the thread for at most the
+        time of one attempt.
+        """
         with self._context.lock:
             self._closed = True
             self._giving_up |= give_up
             self._wake.notify_all()
         self._thread.join(self._context.attempt_timeout_s)
 
-    # In the thread of a caller
+    # Methods that run in a caller's thread
 
     def begin_at_once_locked(self, batch: SendBatch) -> bool:
-        """Return True if the caller must send the batch itself (`send_at_once`). No other thread sends to the batch's
-        queue until then."""
+        """Return True if the caller must send the batch itself (`send_at_once`). In that case no other thread sends to
+        the batch's queue until the caller has."""
         state = self.state
         if self.target is None or self._closed or self._failed_at_once:
             return False
@@ -107,15 +112,15 @@ class Sender:
         return True
 
     def require_target(self) -> Target:
-        """Return the master, which is known after `begin_at_once_locked` has returned True."""
+        """Return the master. It is set after `begin_at_once_locked` has returned True."""
         assert self.target is not None
         return self.target
 
     def send_at_once(self, batch: SendBatch, target: Target) -> None:
         """Send a batch for which `begin_at_once_locked` returned True, and read the answer.
 
-        On return the batch has ended, or the thread continues it. An exception of a bug ends the batch, too, and is
-        raised.
+        On return the batch has an outcome, or the sender's thread continues it. An exception of a bug also fails the
+        batch, and is raised.
         """
         storage, description = target
         flight: Flight | None = None
@@ -138,20 +143,22 @@ class Sender:
         self._end_at_once(batch.sends, batch.cost_bytes, len(batch.messages), batch.generation)
 
     def _caller_failed(self, batch: SendBatch, flight: Flight | None, error: BaseException) -> None:
-        """Handle the failure of a caller's batch. `flight` is None if the batch could not be encoded."""
+        """Handle the failure of a batch that its caller sent. `flight` is None if the batch could not be
+        encoded."""
         if isinstance(error, RaymqError):
             if flight is None:
                 self._not_encoded(batch.sends, [batch], error)
             else:
                 self._hand_to_thread(flight, error)
         elif flight is not None and not isinstance(error, Exception):
-            # A signal handler interrupted the caller. The message may be stored, so the thread must finish it.
+            # A signal handler interrupted the caller. The message may be stored, so the sender's thread must send it
+            # again.
             self._hand_to_thread(flight, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         else:
             self._abandon([batch], error)
 
     def _end_at_once(self, sends: QueueSends, cost_bytes: int, count: int, generation: int) -> None:
-        """Free the queue and the buffer space of messages that their caller has sent, and that are stored."""
+        """Free the queue and the buffer space of stored messages that their caller sent."""
         with self._context.lock:
             self.state.release(sends)
             futures = self._context.buffer.deallocate_locked(cost_bytes, count, generation)
@@ -161,8 +168,11 @@ class Sender:
             end_all(futures)
 
     def begin_single_locked(self, single: SingleSend) -> Target | None:
-        """Return the master to which the caller must send the message itself (`send_single`); None if anything is in
-        flight or waits. No other thread sends to the message's queue until then."""
+        """Return the master to which the caller must send the message itself (`send_single`).
+
+        In that case no other thread sends to the message's queue until the caller has. Returns None if any message of
+        the sender is in flight or waits.
+        """
         target = self.target
         if target is None or self._closed or self._failed_at_once or not self.state.begin_single(single):
             return None
@@ -170,11 +180,11 @@ class Sender:
 
     def send_single(self, single: SingleSend, target: Target) -> SendResult | Completion:
         """Send a message for which `begin_single_locked` returned the master, and read the answer. This is
-        `send_at_once` in fewer steps, for a message without special wishes.
+        `send_at_once` in fewer steps, for a message without special options.
 
-        Only the message's record and its result are made. If the attempt fails, the message becomes a SendBatch, which
-        the thread continues, and this method returns the batch's Completion. If this method raises anything but a
-        RaymqError, the caller must call `interrupted`.
+        The method makes only the message's record and its result. If the attempt fails, the message becomes a
+        SendBatch, which the sender's thread continues, and this method returns the batch's Completion. If this method
+        raises anything but a RaymqError, the caller must call `interrupted`.
         """
         context, sends, (storage, description) = self._context, single.sends, target
         try:
@@ -208,8 +218,8 @@ class Sender:
         return sent
 
     def interrupted(self, single: SingleSend, error: BaseException) -> None:
-        """Free the queue and the space of a single message whose caller was interrupted: a signal handler or a bug
-        raised `error`. If the message may be stored, the thread finishes it."""
+        """Free the queue and the buffer space of a single message after a signal handler or a bug raised `error` in its
+        caller. If the message may be stored, the sender's thread completes it."""
         if single.begun and single.record is not None:
             self._single_failed(single, ServiceNotAvailableError(f"the send was interrupted ({error!r})"))
         with self._context.lock:
@@ -219,7 +229,8 @@ class Sender:
         self._context.buffer.settle()
 
     def _single_failed(self, single: SingleSend, error: RaymqError) -> Completion:
-        """Continue a single message, whose caller's attempt failed, as a batch."""
+        """Make a batch of a single message whose caller's attempt failed; the sender's thread continues the
+        batch."""
         batch = self._as_batch(single)
         if single.record is None:
             self._not_encoded(batch.sends, [batch], error)
@@ -228,7 +239,8 @@ class Sender:
         return batch.completion
 
     def _single_not_safe(self, single: SingleSend, result: AppendResult, description: StorageDescription) -> Completion:
-        """Continue a single message, which is stored less durably than was requested, as a batch."""
+        """Make a batch of a single message that is stored less durably than requested; the sender's thread sends the
+        batch again."""
         assert single.record is not None
         batch = self._as_batch(single)
         flight = Flight.of(batch.sends, [batch], single.record.batch())
@@ -237,13 +249,14 @@ class Sender:
         return batch.completion
 
     def _as_batch(self, single: SingleSend) -> SendBatch:
-        """Return a single message as a batch, which takes over the message's queue and space."""
+        """Convert a single message to a batch, which takes over the message's queue and buffer space."""
         with self._context.lock:
             single.begun = single.allocated = False
         return single.batch()
 
     def _settle(self, flight: Flight, result: AppendResult) -> None:
-        """Let the thread continue a flight, which is stored less durably than was requested."""
+        """Give messages that are stored less durably than requested to the sender's thread, which sends them
+        again."""
         attempt = SendAttempt([flight])
         with self._context.lock:
             decision = self.state.answered(attempt, [result], self._now_s())
@@ -255,20 +268,21 @@ class Sender:
             self._failed_at_once.append((SendAttempt([flight]), error))
             self.wake_locked()
 
-    # The thread
+    # The sender's thread
 
     def _run(self) -> None:
         mark_sender_thread()
         while self._await_work():
             try:
                 self._work()
-            except Exception as error:  # a bug here must fail the futures, not leave them waiting
+            # a bug in `_work` must fail the futures; otherwise their callers would wait forever
+            except Exception as error:
                 logger.exception("sending to %s failed", self.broker_name)
                 self._abandon(self._taken, error)
             self._taken = []
 
     def _await_work(self) -> bool:
-        """Wait until the thread has work and the pause is over. Returns False if the thread must end."""
+        """Wait until the thread has work and the pause is over. Returns False if the thread must stop."""
         with self._context.lock:
             while True:
                 state = self.state
@@ -284,7 +298,7 @@ class Sender:
                     return True
 
     def _work(self) -> None:
-        """Make one attempt, or handle the failure of a caller's attempt."""
+        """Make the next attempt, or handle the failure of an attempt that a caller made."""
         with self._context.lock:
             attempt, error = (
                 self._failed_at_once.popleft() if self._failed_at_once else (self.state.next_attempt(), None)
@@ -325,7 +339,7 @@ class Sender:
             self._attempt(SendAttempt(flights), storage, description)
 
     def _repeat(self, attempt: SendAttempt) -> None:
-        """Send again the flights of an attempt whose deadlines have not passed."""
+        """Send an attempt again, without the messages whose deadlines have passed."""
         if attempt.again:
             with self._context.lock:
                 decision = self.state.settle_expired(attempt, self._now_s())
@@ -373,17 +387,19 @@ class Sender:
             self.wake_locked()
         self._carry_out(decision)
 
-    # Calls
+    # Remote calls
 
     def _connect(self, topic: str, deadline_s: float) -> Target:
-        """Return the storage actor that leads the group, and its description. After an error nothing was sent."""
+        """Return the storage actor of the broker group's master, and its description. If this method raises, nothing
+        was sent."""
         storage = self._master.locate(topic)
         description = storage.describe(self._attempt_s(deadline_s))
         self.target = storage, description
         return storage, description
 
     def _now_s(self) -> float:
-        """Return the time. While the sender gives up, it is infinity, so that every deadline has passed."""
+        """Return the monotonic time in seconds. Returns infinity while the sender abandons its messages, so that every
+        deadline has passed."""
         return math.inf if self._giving_up else self._context.clock()
 
     def _attempt_s(self, deadline_s: float) -> float:
@@ -407,12 +423,12 @@ class Sender:
         self._context.faults.answered(self.broker_name, (now_s - started_s) * 1000, now_s)
         return results
 
-    # Consequences
+    # Consequences of a decision
 
     def _carry_out(self, decision: SendDecision, error: RaymqError | None = None, topic: str = "") -> None:
-        """Carry out a decision. `error` is the failure that the decision is about, if there was one."""
+        """Carry out a decision. `error`: the failure that caused the decision; None if no failure did."""
         if error is not None:
-            error.__traceback__ = None  # its frames hold the messages
+            error.__traceback__ = None  # the traceback's frames hold the messages in memory
         if decision.broker_failed and error is not None:
             with self._context.lock:
                 self.target, self.state.last_failure = None, error
@@ -438,7 +454,7 @@ class Sender:
             self._pause(error)
 
     def _observe(self, batch: SendBatch, outcome: Outcome) -> None:
-        """Tell the observers that a batch ends now."""
+        """Notify the observers of a batch's outcome."""
         took_ms = (self._context.clock() - batch.handed_over_s) * 1000
         topic = self._context.encoder.stored_topic(batch.topic)
         for observer in self._context.observers:
@@ -448,7 +464,7 @@ class Sender:
                 observer.failed(topic, len(batch.messages), took_ms)
 
     def _moved(self, batch: SendBatch) -> bool:
-        """Give a batch to the sender of another broker. Returns False if the batch stays here."""
+        """Move a batch to the sender of another broker. Returns False if no other broker can accept the batch."""
         try:
             return self._context.move(batch, self.broker_name)
         except Exception:
@@ -460,7 +476,8 @@ class Sender:
             self._context.buffer.share_locked(generation)
 
     def _pause(self, error: RaymqError | None) -> None:
-        """Let the thread wait before the next attempt, at least as long as a busy store requests."""
+        """Delay the thread's next attempt. If the store is busy, the pause is at least as long as the store
+        requests."""
         pause_s = self._pauses.next()
         if isinstance(error, SystemBusyError | QuotaExceededError):
             pause_s = max(pause_s, error.retry_after_s or 0.0)
@@ -469,5 +486,6 @@ class Sender:
 
 
 def _shipped(batch: EncodedBatch) -> EncodedBatch:
-    """Return a batch without its list of ids, because the store reads ids from the records. A range of ids stays."""
+    """Return a batch without its list of message ids, because the store reads the ids from the records. Ids that are a
+    range are kept."""
     return batch if isinstance(batch.message_ids, IdRange) else batch.without_ids()

@@ -1,4 +1,4 @@
-"""The parts of a producer that all its senders share, and the mark of their threads."""
+"""SenderContext: the objects that all senders of a producer share. Also marks the threads of senders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raymq.remoting.storage_client import StorageClient, StorageDescription
 
 
 class Pauses(Protocol):
-    """The pauses between attempts (raymq.common.retry.Backoff)."""
+    """Computes the pauses between attempts (raymq.common.retry.Backoff)."""
 
     def next(self) -> float: ...
 
@@ -27,7 +27,7 @@ class Pauses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SenderContext:
-    """The parts of a producer that all its senders share.
+    """The objects and settings that all senders of a producer share.
 
     `lock` guards the senders' states, the buffer pool and the open batches. `move(batch, broker_name)` gives a batch to
     the sender of another broker than `broker_name`; it returns False if no other broker can take the batch. `clock`
@@ -51,7 +51,7 @@ class SenderContext:
 
 
 class _InSender(threading.local):
-    """`active` is true in a sender's thread, and in no other thread."""
+    """Thread-local flag: `active` is true in a sender's thread, and in no other thread."""
 
     active = False
 
@@ -60,14 +60,15 @@ _in_sender = _InSender()
 
 
 def mark_sender_thread() -> None:
-    """Mark this thread as a sender's thread."""
+    """Mark the current thread as a sender's thread."""
     _in_sender.active = True
 
 
 def in_sender() -> bool:
-    """Return True in a sender thread, which must never wait for itself. Callbacks of futures and hooks run there."""
+    """Return True in a sender's thread, which must never wait for itself. Callbacks of futures and hooks run in such
+    threads."""
     return _in_sender.active
 
 
 Target = tuple[StorageClient, StorageDescription]
-"""The storage actor that leads the broker group, and its description."""
+"""The storage actor of the broker group's master, and its description."""

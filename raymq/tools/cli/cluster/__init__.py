@@ -1,1 +1,1 @@
-"""Commands for the whole cluster and its processes: `raymq up`, `down`, `status`, `demo`, `store`, …"""
+"""Commands that manage the whole cluster and its processes: `raymq up`, `down`, `status`, `demo`, `store`, …"""

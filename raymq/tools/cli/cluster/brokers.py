@@ -1,7 +1,7 @@
 """`raymq store`, `broker` and `check`: commands about single broker groups and their stores.
 
-`raymq store` shows runtime figures and deletes expired messages, `raymq broker` allows or forbids sends, and `raymq
-check` measures the time of messages to every broker group and back.
+`raymq store` shows runtime metrics and deletes expired messages. `raymq broker` allows or forbids sends. `raymq check`
+measures how long messages take to every broker group and back.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def check_send(
     """
     from raymq.client.admin.upkeep.send_check import check_queue
 
-    def pull(queue: Any, offset: int) -> Any:  # a MessageQueue, a PullResult
+    def pull(queue: Any, offset: int) -> Any:  # `queue` is a MessageQueue; returns a PullResult
         return client.admin.pull(queue, offset, max_messages=1)
 
     results = []

@@ -1,4 +1,4 @@
-"""`raymq up`, `down`, `status`, `drain`, `balance` and `demo`: the servers."""
+"""`raymq up`, `down`, `status`, `drain`, `balance` and `demo`: commands that manage the servers."""
 
 from __future__ import annotations
 
@@ -159,31 +159,31 @@ def demo(keep: Path | None, kill: bool) -> None:
 
 
 def _refuses(store: StoreReport) -> bool:
-    """True if a store's disk has failed, or if the store is a master that refuses messages."""
+    """Return True if a store's disk has failed, or if the store belongs to a master that refuses messages."""
     leads = store.role in ("", "MASTER")
     return bool(store.disk_failure) or (leads and not store.writable)
 
 
 def _remember_names(brokers: Sequence[BrokerReport]) -> None:
-    """Keep the names of topics and groups for completion, if every broker has answered."""
+    """Cache the names of topics and groups for shell completion, if every broker has answered."""
     remember_all_names("brokers", [broker.actor for broker in brokers])
     if not any(broker.error for broker in brokers):
         remember_all_names("topics", {topic for broker in brokers for topic in broker.topics})
         remember_all_names("groups", {group for broker in brokers for group in broker.groups})
 
 
-# The sections of `raymq status`: each returns its texts and tables, or nothing.
+# Each section of `raymq status` is a function that yields texts and tables, or nothing.
 
 Shown = Iterator[str | Table]
 
 
 def _some(names: list[str], rows: list[list[Any]]) -> list[Table]:
-    """Return a table, unless it has no rows."""
+    """Return a list with one table of `rows`, or an empty list if there are no rows."""
     return [Table(names, rows)] if rows else []
 
 
 def _problems(status: ClusterStatus) -> Shown:
-    """Return the faults with their remedies, and the servers that only super users see."""
+    """Yield the faults with their remedies, and a note about the servers that only super users see."""
     if status.refused:
         yield f"super users see more: {', '.join(status.refused)} do not show this user their state"
     yield from _some(
@@ -192,7 +192,7 @@ def _problems(status: ClusterStatus) -> Shown:
 
 
 def _brokers(status: ClusterStatus) -> Shown:
-    """Return the brokers, and the settings that differ from raymq.yaml."""
+    """Yield the table of brokers, and the settings that differ from raymq.yaml."""
     yield Table(
         ["broker", "state", "topics", "groups"],
         [
@@ -207,7 +207,7 @@ def _brokers(status: ClusterStatus) -> Shown:
 
 
 def _stores(status: ClusterStatus) -> Shown:
-    """Return the running stores, and the stores on disk that do not run."""
+    """Yield the running stores, and the stores on disk that do not run."""
     yield Table(
         ["store", "state", "queues", "log bytes", "not flushed", "directory"],
         [
@@ -229,7 +229,7 @@ def _stores(status: ClusterStatus) -> Shown:
 
 
 def _replication(status: ClusterStatus) -> Shown:
-    """Return the master of each broker group with several replicas, and the state of each replica."""
+    """Yield the master of each broker group with several replicas, and the state of each replica."""
     for controller in status.replication:
         groups = controller.groups
         yield Table(
@@ -255,12 +255,12 @@ def _replication(status: ClusterStatus) -> Shown:
 
 
 def _led(group: ReplicaGroupReport) -> str:
-    """Return why a broker group has no master, or what its master lacked when it was elected."""
+    """Return the reason why a broker group has no master, or what its master lacked when it was elected."""
     return group.reason or (f"led; elected although {group.loss}" if group.loss else "led")
 
 
 def _transactions(status: ClusterStatus) -> Shown:
-    """Return the open transactions at the masters' stores, and the age of the oldest."""
+    """Yield the open transactions in the masters' stores, and the age of the oldest transaction."""
     now_ms = time.time_ns() // 1_000_000
     waiting = [
         [
@@ -275,7 +275,8 @@ def _transactions(status: ClusterStatus) -> Shown:
 
 
 def _deletions(status: ClusterStatus) -> Shown:
-    """Return the number of log files that a full disk deleted early, and the groups that lost unread messages."""
+    """Yield the number of log files that were deleted early because a disk was full, and the groups that lost unread
+    messages."""
     files = sum(store.retention.young_files_deleted for store in status.stores if store.retention)
     if not files:
         return
@@ -285,7 +286,7 @@ def _deletions(status: ClusterStatus) -> Shown:
 
 
 def _refusals(status: ClusterStatus) -> Shown:
-    """Return the kinds of requests that servers refused because they were busy."""
+    """Yield the kinds of requests that servers refused because they were busy."""
     servers: tuple[BrokerReport | StoreReport, ...] = (*status.brokers, *status.stores)
     refused = [
         [server.actor, kind.kind, kind.refused_full, kind.refused_late, kind.most, round(kind.longest_ms)]
@@ -297,7 +298,7 @@ def _refusals(status: ClusterStatus) -> Shown:
 
 
 def _services(status: ClusterStatus) -> Shown:
-    """Return the Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
+    """Yield the Rebalance, Pull and console actors, the connected groups, and the push-consumer instances."""
     served = Counter(one.actor for one in (*status.groups, *status.instances))
     yield Table(
         ["service", "state", "serves"],

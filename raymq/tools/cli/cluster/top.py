@@ -1,6 +1,6 @@
 """`raymq top` and `raymq console`: live views of the cluster, in the terminal and in a browser.
 
-raymq.tools.cli.cluster.top_figures computes the figures of the tables.
+raymq.tools.cli.cluster.top_figures computes the rates in the tables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from raymq.client.admin.admin import Admin
 
 FRAME_ROWS: Final = 10
-"""Lines of the screen without rows of the tables: headers, frames, the line of keys."""
+"""Number of lines on the screen that are not table rows: headers, borders, and the line that explains the keys."""
 _HELP: Final = "sort by  n name  i in  o out  l lag  b behind    q quit"
 
 
@@ -69,7 +69,8 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
         raise click.UsageError("--json prints one table: add --once")
     if not once and not (out.is_terminal and sys.stdin.isatty()):
         raise click.UsageError("raymq top needs a terminal: add --once to print one table")
-    readings = admin.readings  # connects here: the namespace of the connection is known to this thread only
+    # connects in this thread, because the namespace of the connection is set for this thread only
+    readings = admin.readings
 
     def read() -> Reading:
         return Reading(time.monotonic(), readings())
@@ -90,9 +91,10 @@ def top(admin: Admin, sort: SortKey, interval: float, once: bool, as_json: bool)
 
 
 class Sampler:
-    """Takes a reading in each interval, in a separate thread, so that keys work while a broker does not answer.
+    """Reads the brokers' totals once per interval, in a separate thread, so that keys work while a broker does not
+    answer.
 
-    `news` is a descriptor. It is readable when there are new `figures` or a new `error`.
+    `news` is a file descriptor. It becomes readable when there are new `figures` or a new `error`.
     """
 
     def __init__(self, read: Callable[[], Reading], interval_s: float) -> None:
@@ -117,14 +119,15 @@ class Sampler:
             self._stopping.wait(self._interval_s)
 
     def close(self) -> None:
-        """End the thread after its present reading, whose calls are bounded in time."""
+        """Stop the thread after its current reading. The calls of a reading have timeouts."""
         self._stopping.set()
         self._thread.join()
         os.close(self.news)
 
 
 def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None:
-    """Show the screen until the user presses q. Restores the terminal at the end, also after an exception."""
+    """Show the tables of `raymq top` until the user presses q. Restores the terminal at the end, also after an
+    exception."""
     sampler = Sampler(read, interval_s)
     try:
         with _keys_one_by_one() as keyboard, Live(console=out, screen=True, auto_refresh=False) as live:
@@ -135,7 +138,7 @@ def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None
                     os.eventfd_read(sampler.news)
                 if keyboard in ready:
                     keys = os.read(keyboard, 64).decode(errors="replace").lower()
-                    if "q" in keys or not keys:  # no bytes: the terminal was closed
+                    if "q" in keys or not keys:  # an empty read: the terminal was closed
                         return
                     sort = next((SORT_KEYS[key] for key in reversed(keys) if key in SORT_KEYS), sort)
     finally:
@@ -144,11 +147,11 @@ def watch(read: Callable[[], Reading], sort: SortKey, interval_s: float) -> None
 
 @contextmanager
 def _keys_one_by_one() -> Iterator[int]:
-    """Switch the terminal to unbuffered keys without echo. Yields the terminal's descriptor."""
+    """Switch the terminal to unbuffered input without echo. Yields the terminal's file descriptor."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor)  # ctrl-C still interrupts
+        tty.setcbreak(descriptor)  # in this mode, ctrl-C still interrupts the command
         yield descriptor
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
@@ -163,7 +166,8 @@ def _live_screen(sampler: Sampler, sort: SortKey) -> RenderableType:
 
 
 def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableType:
-    """Return the tables of topics and groups. `rows`: the most rows of both tables together; None: all rows."""
+    """Return the tables of topics and groups. `rows`: maximum number of rows in both tables together; None: all
+    rows."""
     topics, groups = sorted_topics(figures.topics, sort), sorted_groups(figures.groups, sort)
     half = None if rows is None else max(rows // 2, rows - len(groups))
     shown_topics = topics[:half]
@@ -176,7 +180,7 @@ def screen(figures: TopFigures, sort: SortKey, rows: int | None) -> RenderableTy
 
 
 def _table(*columns: str, names: int) -> Table:
-    """Return a table whose first `names` columns are texts, and whose other columns are numbers."""
+    """Create an empty table whose first `names` columns are texts, and whose other columns are numbers."""
     view = Table(expand=False)
     for index, column in enumerate(columns):
         view.add_column(Text(column), justify="left" if index < names else "right", no_wrap=True)

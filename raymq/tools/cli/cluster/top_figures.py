@@ -1,4 +1,4 @@
-"""The figures of `raymq top`: rates of topics and groups, computed from two readings. Pure."""
+"""Compute the rates of topics and groups for `raymq top` from two readings. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raymq.common.protocol.stats import BrokerReadings, GroupReading, TopicReadi
 
 SortKey = Literal["name", "in", "out", "lag", "behind"]
 SORT_KEYS: Final[Mapping[str, SortKey]] = {"n": "name", "i": "in", "o": "out", "l": "lag", "b": "behind"}
-"""Each key of the keyboard, with the column by which it sorts."""
+"""The column by which each key of the keyboard sorts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The readings of all brokers at time `at_s`. A broker that did not answer has None."""
+    """The readings of all brokers at time `at_s`. The reading of a broker that did not answer is None."""
 
     at_s: float
     brokers: Mapping[str, BrokerReadings | None]
@@ -24,7 +24,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class TopicRates:
-    """The rates of a topic: stored messages and bytes, and messages that all its groups consumed, per second.
+    """The rates of a topic per second: stored messages, stored bytes, and messages that all groups of the topic
+    consumed.
 
     `lag` is the largest lag of a group in the topic, in messages.
     """
@@ -38,7 +39,7 @@ class TopicRates:
 
 @dataclass(frozen=True, slots=True)
 class GroupRates:
-    """The rates of a group in a topic: consumed messages per second, and unread messages.
+    """The rate of a group in a topic (consumed messages per second), and its number of unread messages.
 
     `behind_ms` is the age of the oldest unread message in the queue with the largest lag; None if it is unknown.
     """
@@ -52,9 +53,9 @@ class GroupRates:
 
 @dataclass(frozen=True, slots=True)
 class TopFigures:
-    """All rows. The rows lack the figures of the brokers in `silent`, which did not answer.
+    """All rows of `raymq top`. The rows do not include the brokers in `silent`, which did not answer.
 
-    `left_out`: the number of pairs of group and topic for which the brokers reported no figures.
+    `left_out`: the number of (group, topic) pairs for which the brokers reported no totals.
     """
 
     topics: tuple[TopicRates, ...] = ()
@@ -64,7 +65,8 @@ class TopFigures:
 
 
 def figures_between(before: Reading, now: Reading) -> TopFigures:
-    """Return the figures of `now`, with rates since `before`. A broker without a reading in `before` has rates of 0."""
+    """Return the totals of the reading `now`, with rates since the reading `before`. A broker that is missing in
+    `before` has rates of 0."""
     passed_s = max(now.at_s - before.at_s, 1e-9)
     puts: dict[str, list[TopicReading]] = defaultdict(list)
     parts: dict[tuple[str, str], list[GroupRates]] = defaultdict(list)
@@ -92,12 +94,13 @@ def figures_between(before: Reading, now: Reading) -> TopFigures:
 
 
 def _since(before: int, now: int) -> int:
-    """Return the growth of a total. A restarted server begins its total at 0 again."""
+    """Return the growth of a counter between two readings. If the counter shrank, its server restarted and counted from
+    0 again."""
     return now - before if now >= before else now
 
 
 def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[GroupRates], passed_s: float) -> TopicRates:
-    """Return the rates of a topic over all brokers, with the groups that consume it."""
+    """Add up the rates of a topic over all brokers, with the groups that consume the topic."""
     return TopicRates(
         topic,
         sum(part.messages for part in grown) / passed_s,
@@ -108,7 +111,7 @@ def _topic_row(topic: str, grown: Sequence[TopicReading], groups: Sequence[Group
 
 
 def _joined(parts: Sequence[GroupRates]) -> GroupRates:
-    """Return the rates of a group in a topic over all brokers."""
+    """Add up the rates of a group in a topic over all brokers."""
     ages = [row.behind_ms for row in parts if row.behind_ms is not None]
     return GroupRates(
         parts[0].group,
@@ -120,7 +123,7 @@ def _joined(parts: Sequence[GroupRates]) -> GroupRates:
 
 
 def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
-    """Return the topics, the largest value of column `key` first, and by name if topics have no such column."""
+    """Sort topics by column `key`, largest value first. Sort by name if topics have no such column."""
 
     def value(row: TopicRates) -> float:
         return {"in": row.in_per_s, "out": row.out_per_s, "lag": row.lag}.get(key, 0)
@@ -129,7 +132,7 @@ def sorted_topics(rows: Sequence[TopicRates], key: SortKey) -> list[TopicRates]:
 
 
 def sorted_groups(rows: Sequence[GroupRates], key: SortKey) -> list[GroupRates]:
-    """Return the groups, the largest value of column `key` first, and by name if groups have no such column."""
+    """Sort groups by column `key`, largest value first. Sort by name if groups have no such column."""
 
     def value(row: GroupRates) -> float:
         return {"out": row.out_per_s, "lag": row.lag, "behind": row.behind_ms or 0}.get(key, 0)

@@ -1,1 +1,2 @@
-"""The frame of all commands: their decorator, and output as tables, JSON, errors, progress and safe texts."""
+"""The common parts of all commands: their decorator, and output as tables, JSON, errors, progress and escaped
+text."""

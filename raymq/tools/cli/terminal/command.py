@@ -35,9 +35,9 @@ from raymq.tools.cli.terminal.progress import steps
 
 
 class CommandResult:
-    """The output of a command: `value` as JSON, or `shown`, which is texts, tables and drawings, for people.
+    """The output of a command: `value` for JSON output, and `shown` (texts, tables and drawings) for people.
 
-    `errors` are printed on standard error after the output. A command that has `failed` ends with exit code 1.
+    `errors` are printed on standard error after the output. If `failed` is true, the command exits with code 1.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CommandResult:
         self.errors, self.failed = errors, failed
 
     def print(self, *, as_json: bool) -> None:
-        """Print the value or the texts, then the errors. Raises click's Exit if the command has failed."""
+        """Print `value` or `shown`, then the errors. Raises click's Exit if the command has failed."""
         print_value(as_json, self.value, lambda: show(*self.shown))
         for error in self.errors:
             say_error(error)
@@ -65,9 +65,10 @@ def rows_result(
     errors: Sequence[str] = (),
     failed: bool = False,
 ) -> CommandResult:
-    """Return rows as one table, or as JSON objects below `key`.
+    """Return a command result that shows rows as one table, or as JSON objects below `key`.
 
-    `total` is the index of the column whose sum is printed below the table. The JSON also has the fields of `more`.
+    `total` is the index of the column whose sum is printed below the table. The JSON also contains the fields of
+    `more`.
     """
     listed = list(rows)
     footer = None
@@ -78,12 +79,14 @@ def rows_result(
 
 
 def fields_result(fields: Mapping[str, Any], *, failed: bool = False) -> CommandResult:
-    """Return the fields of one thing: a table with a row for each field, or a JSON object."""
+    """Return a command result that shows the fields of one object: a table with a row for each field, or a JSON
+    object."""
     return CommandResult(fields, Table(["field", "value"], [list(field) for field in fields.items()]), failed=failed)
 
 
 def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
-    """Return named counters (raymq.common.protocol.stats), a row each. `per_second` is the rate of the last minute."""
+    """Return a command result that shows named counters (raymq.common.protocol.stats), one row each. `per_second` is
+    the rate of the last minute."""
     rows = [[name, one.total, one.minute, one.hour, one.day, round(one.minute_tps, 1)] for name, one in counters]
     return rows_result("stats", ["of", "total", "minute", "hour", "day", "per_second"], rows)
 
@@ -91,9 +94,9 @@ def stats_result(counters: Iterable[tuple[str, Any]]) -> CommandResult:
 def command(
     group: click.Group, name: str | None = None, *, quiet: bool = False, json: bool = True
 ) -> Callable[[Callable[..., CommandResult | None]], click.Command]:
-    """Make a function a command of `group`, and print the CommandResult that the function returns.
+    """Turn a function into a command of `group` that prints the CommandResult returned by the function.
 
-    The function gets its own options and arguments, and whatever else it has parameters for:
+    The function gets its own options and arguments, and the following values if it has parameters for them:
 
     - `admin`, `client`: the connection to the cluster, closed when the function has returned. The command connects when
       the function uses the connection first, so the function can refuse options without a cluster;
@@ -101,8 +104,8 @@ def command(
     - `progress`: a function to call with the name of each step, which the terminal then shows;
     - `as_json`: true with --json, for functions that print while they run.
 
-    The command has --address if the function has one of the first three parameters, --json unless `json` is false, and
-    --quiet if it has `progress` or if `quiet` is true.
+    The command has --address if the function has one of the first three parameters, and --json unless `json` is false.
+    It has --quiet if the function has `progress`, or if `quiet` is true.
     """
 
     def decorate(function: Callable[..., CommandResult | None]) -> click.Command:
@@ -135,7 +138,7 @@ def command(
 
 
 def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """Return the options that these decorators add, in the order of the help."""
+    """Return the options that these click decorators add, in the order in which the help lists them."""
 
     def nothing() -> None: ...
 
@@ -145,7 +148,7 @@ def _options(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter
 
 
 class _Lazy:
-    """Stands for an object that `make` creates when an attribute is read first."""
+    """Proxy for an object that `make` creates when one of its attributes is first read."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make

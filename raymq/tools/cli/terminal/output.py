@@ -23,21 +23,23 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 _ESCAPED_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Unicode's categories of control, format, surrogate, line separator and paragraph separator characters."""
+"""Unicode categories of characters that are escaped: control, format, surrogate, line separator and paragraph
+separator."""
 
 _JOINERS: Final = frozenset("\u200c\u200d")
-"""Format characters that ordinary text needs, in Persian words and in emoji of several characters."""
+"""Format characters that are not escaped, because Persian words and emoji of several characters need them."""
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line with every control character escaped. All other characters stay."""
+    """Return `text` as one line with every control character escaped. All other characters are unchanged."""
     if text.isprintable():
         return text
     return "".join(char.encode("unicode_escape").decode() if _is_unsafe(char) else char for char in text)
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as one line of JSON without control characters. A JSON parser returns the same value."""
+    """Return `value` as one line of JSON in which control characters are escaped, so that a JSON parser returns the
+    same value."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -45,7 +47,7 @@ def json_text(value: Any) -> str:
 
 
 def error_text(text: str) -> str:
-    """Return `text` for an error: `printable` lines, indented after the first line."""
+    """Format `text` as an error message: each line `printable`, and indented after the first line."""
     return "\n  ".join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
@@ -64,15 +66,17 @@ err = Console(markup=False, emoji=False, highlight=False, stderr=True, soft_wrap
 
 
 class Command(click.Command):
-    """A command that prints only its own results on standard output.
+    """A click command that prints nothing but its own results on standard output.
 
-    Ray prints messages of its raylets on `sys.stdout`. Therefore `sys.stdout` is standard error while the command runs,
-    and the command prints its results through `out`. click prints help, version and completion before that.
+    Ray prints messages of its raylets to `sys.stdout`. Therefore `sys.stdout` is standard error while the command runs,
+    and the command prints its results through `out`. click prints help, version and completion before `sys.stdout` is
+    replaced.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         out.file = stdout = sys.stdout
-        if isinstance(stdout, TextIOWrapper):  # print the other characters if the terminal's encoding lacks one
+        # if the terminal's encoding lacks a character, still print the other characters
+        if isinstance(stdout, TextIOWrapper):
             stdout.reconfigure(errors="backslashreplace")
         sys.stdout = sys.stderr
         try:
@@ -82,13 +86,13 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A noun with its commands, such as `raymq topic`."""
+    """A click group: the commands of one noun, such as `raymq topic`."""
 
     command_class = Command
 
 
 _QUIET: Final = "raymq.quiet"
-"""Key in a click context's `meta`. If the key is set, the command shows no progress."""
+"""Key in the `meta` of a click context. If the key is set, the command shows no progress."""
 
 
 def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
@@ -98,7 +102,7 @@ def _hush(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
 
 
 def is_quiet() -> bool:
-    """True if the running command has --json or --quiet, so that it shows no progress."""
+    """Return True if the running command has --json or --quiet, and so shows no progress."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and _QUIET in ctx.meta
 
@@ -115,24 +119,24 @@ def client_of(address: str | None) -> Iterator[Any]:
     """Yield a client for one command, and close the client at the end."""
     from raymq.client.client import connect
 
-    context = click.get_current_context(silent=True)  # None in a job that does not run as a command of raymq
+    context = click.get_current_context(silent=True)  # None in a job that was not started by the command raymq
     namespace = None if context is None else context.find_root().params.get("namespace")
     with connect(address, namespace=namespace) as client:
         yield client
 
 
 def say(text: str) -> None:
-    """Print a text as one line, literally."""
+    """Print `text` as one line, with control characters escaped and without markup."""
     click.echo(printable(text), file=out.file)
 
 
 def say_error(text: str) -> None:
-    """Print an error of a command on standard error."""
+    """Print a command's error message on standard error."""
     err.print(Text(f"raymq: {error_text(text)}"))
 
 
 def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> None:
-    """Print `value` as one line of JSON, or call `otherwise`, which prints texts for people."""
+    """Print `value` as one line of JSON, or call `otherwise`, which prints it for people."""
     if as_json:
         click.echo(json_text(value), file=out.file)
     else:
@@ -141,19 +145,19 @@ def print_value(as_json: bool, value: Any, otherwise: Callable[[], None]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: the names of the columns, the rows, and an optional last row with sums."""
+    """A table of a command's output: the names of the columns, the rows, and an optional last row with sums."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Any]]
     footer: Sequence[Any] | None = None
 
     def objects(self) -> list[dict[str, Any]]:
-        """Return each row as a JSON object whose keys are the names of the columns."""
+        """Return each row of the table as a JSON object whose keys are the column names."""
         return [dict(zip(self.names, row, strict=True)) for row in self.rows]
 
 
 def show(*shown: str | Table | RenderableType) -> None:
-    """Print texts, each as one line, tables, and objects of rich."""
+    """Print each argument: a text as one line, a table, or a renderable object of rich."""
     for part in shown:
         if isinstance(part, str):
             say(part)
@@ -183,7 +187,7 @@ def _cell(value: Any) -> Text:
 
 
 def message_dict(message: Any) -> dict[str, Any]:
-    """Return a message's fields for the output of commands.
+    """Return a message's fields as a dict for the output of commands.
 
     If the message cannot be read, `body` is None and `error` is the reason. Readable messages have no field `error`.
     """
@@ -213,12 +217,12 @@ def message_line(message: Any, as_json: bool) -> str:
 
 
 def shown_body(fields: dict[str, Any]) -> str:
-    """Return the body in a message's fields (`message_dict`), or the reason why the message cannot be read."""
+    """Return the body from the result of `message_dict`, or the reason why the message cannot be read."""
     return f"! {fields['error']}" if "error" in fields else str(fields["body"])
 
 
 def duration(milliseconds: int) -> str:
-    """Return a length of time as text: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
+    """Format a duration in ms as text: 0 s, 850 ms, 12 s, 3 m 5 s, 2 h 10 m, 4 d 3 h."""
     if milliseconds < 1000:
         return f"{milliseconds} ms" if milliseconds else "0 s"
     seconds = milliseconds // 1000
@@ -230,5 +234,5 @@ def duration(milliseconds: int) -> str:
 
 
 def iso(milliseconds: int) -> str:
-    """Return a time in ms since 1970 as ISO 8601, in UTC."""
+    """Format a time in ms since 1970 as ISO 8601 in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,5 @@
-"""Progress of long commands, on standard error if it is a terminal, but not with --json or --quiet."""
+"""Progress display for long commands, on standard error if it is a terminal. With --json or --quiet nothing is
+displayed."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from raymq.client.cluster.launcher import ProgressCallback
 
 STEPS_SHOWN: Final = 8
-"""The number of last steps that the terminal shows."""
+"""Maximum number of steps that the terminal shows: the most recent ones."""
 
 
 class Steps:
-    """The finished steps and the running step of some work, each with its time."""
+    """The finished steps and the running step of a command, each with its duration."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -38,7 +39,8 @@ class Steps:
         self._text = ""
 
     def begin(self, text: str) -> None:
-        """Begin a step, or change the text of the running step if the part before its colon stays the same."""
+        """Begin a step. If the text up to the colon equals that of the running step, only change the running step's
+        text."""
         before, self._text = self._text, printable(text)
         if self._shown and _subject(before) == _subject(self._text):
             self._bar.update(self._shown[-1], description=f"{self._text} …")
@@ -56,7 +58,8 @@ def _subject(text: str) -> str:
 
 @contextmanager
 def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
-    """Show steps with their times, unless `quiet`. Yields a function to call with the name of each new step.
+    """Show the steps of a command with their durations, unless `quiet`. Yields a function to call with the name of each
+    new step.
 
     At the end the steps disappear from the terminal.
     """
@@ -67,7 +70,7 @@ def steps(*, quiet: bool = False) -> Iterator[ProgressCallback]:
 
 
 class Counter:
-    """Counts the finished parts of some work. Thread-safe."""
+    """Counts the finished items of a long command for its progress bar. Thread-safe."""
 
     def __init__(self, bar: Progress, description: str) -> None:
         self._bar = bar
@@ -75,29 +78,30 @@ class Counter:
         self.shown = not bar.disable
 
     def expect(self, total: int) -> None:
-        """Set the total number of parts, as soon as it is known."""
+        """Set the total number of items, as soon as it is known."""
         self._bar.update(self._task, total=total)
 
     def advance(self, count: int = 1) -> None:
-        """Add `count` finished parts."""
+        """Add `count` to the number of finished items."""
         self._bar.advance(self._task, count)
 
 
 class RateColumn(ProgressColumn):
-    """Shows parts per second: of the last moments while the work runs, and of the whole time at its end."""
+    """Progress column with the number of items per second: recent while the command runs, and over the whole time at
+    the end."""
 
     def render(self, task: Task) -> Text:
-        """Return the rate as text, empty while it is unknown."""
-        # rich drops its samples when the total becomes known, so that it may have no rate at the end.
+        """Return the rate as text; empty while the rate is unknown."""
+        # rich drops its samples when the total becomes known, so rich may have no rate at the end.
         rate = task.completed / task.finished_time if task.finished_time else task.speed
         return Text("" if rate is None else f"{rate:,.0f}/s")
 
 
 @contextmanager
 def counting(description: str, total: int | None = None, *, talks: bool = False) -> Iterator[Counter]:
-    """Show a bar with the number of finished parts and their rate. At the end the bar disappears.
+    """Show a progress bar with the number of finished items and their rate. At the end the bar disappears.
 
-    `talks`: the command prints on the terminal or reads from it while the work runs, so no bar is shown.
+    `talks`: the command prints to the terminal or reads from it while it runs, so no bar is shown.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     hidden = talks or is_quiet() or not err.is_terminal

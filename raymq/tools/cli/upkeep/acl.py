@@ -1,7 +1,7 @@
-"""`raymq acl`: the policies of users.
+"""`raymq acl`: manage the policies of users.
 
-`list`, `create`, `update` and `delete` call the cluster. `import` makes a file of users from RocketMQ's files, and
-`check` evaluates such a file; both need no cluster.
+`list`, `create`, `update` and `delete` call the cluster. `import` converts RocketMQ's ACL files to a file of users, and
+`check` evaluates a file of users. Both need no cluster.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _POLICY_OPTIONS = (
     click.option("--deny", is_flag=True, help="Deny the actions. Default: allow them."),
     click.option("--source", "sources", multiple=True, help="Only from this address or network."),
 )
-"""The arguments of the commands that write a policy, in the order of the help."""
+"""The arguments and options of the commands that write a policy, in the order in which the help lists them."""
 
 
 def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments of a policy to a command."""
+    """Add the arguments and options that describe a policy to a command's function."""
     for option in reversed(_POLICY_OPTIONS):
         function = option(function)
     return function
@@ -118,7 +118,8 @@ def acl_import(files: tuple[Path, ...], target: Path) -> CommandResult:
     accounts = read_acl1((str(file), _read(file)) for file in files)
     _write_new(target, accounts.users_file())
     try:
-        state = read_users_file(target, NO_USERS)  # a file that `raymq up` would refuse is an error now, and is deleted
+        # check the new file now: if `raymq up` would refuse it, report the error and delete the file
+        state = read_users_file(target, NO_USERS)
     except BaseException:
         target.unlink()
         raise
@@ -165,7 +166,8 @@ def acl_check(file: Path, user: str, action: str, resource: str, source: str) ->
 
 
 def _need(action: str, resource: str) -> Need:
-    """The need that the options name. Raises UsageError if the resource stands for several."""
+    """Return the permission that the options describe. Raises UsageError if the resource is a pattern for several
+    resources."""
     from raymq.remoting.access.policies import Need, Pattern, Resource, ResourceType, make_entry, topic_resource
 
     actions = make_entry(resource, [action]).actions
@@ -177,7 +179,8 @@ def _need(action: str, resource: str) -> Need:
 
 
 def _read(file: Path) -> str:
-    """Read a file of ACL 1.0. Raises ConfigError if the file is unreadable, is not text, or is too large."""
+    """Read a file of RocketMQ's ACL 1.0. Raises ConfigError if the file is unreadable, is not text, or is too
+    large."""
     from raymq.common.errors import ConfigError
     from raymq.remoting.access.users_file import USERS_FILE_MAX_BYTES
 

@@ -1,7 +1,7 @@
-"""`raymq config` and `raymq kv`: settings that can be shown and changed while raymq runs.
+"""`raymq config` and `raymq kv`: show and change settings while raymq runs.
 
-`raymq config` has the settings of broker groups, `raymq kv` the NameServers' KV configuration: values by namespace and
-key that programs share.
+`raymq config` manages the settings of broker groups. `raymq kv` manages the NameServers' KV configuration: values by
+namespace and key that programs share.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _changed(full: str, configs: Mapping[str, Any]) -> CommandResult:
 
 
 def _text(value: Any) -> str:
-    """A value as raymq.yaml has it."""
+    """Format a setting's value as it is written in raymq.yaml."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

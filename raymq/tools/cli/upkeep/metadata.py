@@ -1,4 +1,4 @@
-"""`raymq export` and `raymq import`: topics, groups and offsets as a file, out of one cluster and into another."""
+"""`raymq export` and `raymq import`: copy topics, groups and offsets from one cluster to another by a file."""
 
 from __future__ import annotations
 

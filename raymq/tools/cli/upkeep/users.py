@@ -1,4 +1,5 @@
-"""`raymq user`: show and change the users of a running cluster with access on. `raymq acl` has their policies."""
+"""`raymq user`: show and change the users of a running cluster with access control on. `raymq acl` manages their
+policies."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _BOUND_COLUMNS: Final = ("bytes/s", "messages/s", "consumed bytes/s", "consumed 
 
 
 def _bound_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options for a user's quotas (raymq.remoting.access.users.Bounds), as keyword arguments of these names."""
+    """Add the options for a user's quotas. The function gets them as keyword arguments named as in
+    raymq.remoting.access.users.Bounds."""
     for bound, text in zip(reversed(BOUNDS), reversed(_BOUND_HELPS), strict=True):
         function = click.option(f"--{bound.replace('_', '-')}", type=NumberType(QUOTA), help=text)(function)
     return function
@@ -117,7 +119,7 @@ def user_delete(admin: Admin, name: str) -> CommandResult:
 
 
 def _secret(file: Path | None) -> str:
-    """Read the secret from a file, or prompt for the secret."""
+    """Read a user's secret from `file`, or prompt for it if no file is given."""
     from raymq.remoting.access.credentials import read_secret
 
     if file is not None:
@@ -141,8 +143,8 @@ def _shown(one: UserDescription) -> CommandResult:
     )
 
 
-def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # Any: cells
-    """The rows of a table of policies: resource, actions, decision and sources."""
+def policy_rows(policies: Iterable[Entry]) -> list[list[Any]]:  # Any: the values of the table's cells
+    """Return the rows of a table of policies: resource, actions, decision and source addresses."""
     return [
         [shown["resource"], " ".join(shown["actions"]), shown["decision"], " ".join(shown["sources"])]
         for shown in (entry.shown() for entry in policies)

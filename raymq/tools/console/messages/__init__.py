@@ -1,1 +1,1 @@
-"""Decisions of the console's pages about messages: how bodies are shown, searches are read, and tails are shared."""
+"""Logic of the console's message pages: displaying bodies, parsing searches, and sharing live tails."""

@@ -1,8 +1,8 @@
-"""A message's body as text, JSON or hex, for people: bounded, and harmless whatever the bytes are.
+"""Convert a message's body to text, JSON or hex for people: of bounded length, and harmless whatever the bytes are.
 
-A body may hold anything: markup, characters that turn the direction of writing, four million bytes of JSON brackets.
-These functions give text of bounded length without control characters; a template that escapes markup shows it as it
-is. The download has all of the body.
+A body may contain anything: markup, characters that reverse the writing direction, four million bytes of JSON brackets.
+These functions return text of bounded length without control characters. A template that escapes markup can show this
+text unchanged. The download contains the whole body.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from raymq.common.errors import BodyUnreadableError
 from raymq.common.message import MessageExt
 
 BODY_SHOWN_MAX_BYTES: Final = 64 * 1024
-"""The most of a body that is shown."""
+"""Maximum number of body bytes that a message page shows."""
 JSON_BODY_MAX_BYTES: Final = 1024 * 1024
-"""A longer body is not looked at as JSON."""
+"""Maximum number of bytes of a body that is parsed as JSON. Longer bodies are shown as text or hex."""
 JSON_INDENT_MAX: Final = 40
-"""Deeper levels are indented like this one: else a short body of brackets would fill megabytes with spaces."""
+"""Maximum indentation depth of displayed JSON. Without this limit, a short body of nested brackets would become
+megabytes of spaces."""
 HEX_ROW_BYTES: Final = 16
 PREVIEW_CHARACTERS: Final = 160
-"""The length of a body's beginning in a list."""
+"""Maximum number of body characters that a message list shows as a preview."""
 UNREADABLE: Final = "cannot be read"
-"""Begins what a list says of a body that cannot be read."""
+"""Beginning of the text that a message list shows for a body that cannot be read."""
 
 _UNSAFE_CATEGORIES: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 _HARMLESS: Final = frozenset("\n\t\u200c\u200d")
-"""Ends of lines, tabs, and the joiners that Persian words and composed emoji need."""
+"""Characters that are shown unescaped: line ends, tabs, and the joiners that Persian words and composed emoji
+need."""
 _JSON_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 
 
 class BodyForm(StrEnum):
-    """How a body is shown."""
+    """The form in which a message body is shown."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,8 +49,8 @@ class BodyForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """A body as people see it: `text` in this `form`, made of the first `shown` of its `size` bytes. `cut`: there is
-    more than is shown."""
+    """A message body prepared for display: `text` in the form `form`, made from the first `shown` of its `size` bytes.
+    `cut`: the body has more than is shown."""
 
     form: BodyForm
     text: str
@@ -58,9 +60,10 @@ class BodyView:
 
 
 def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
-    """`body` in this form, or in the one that fits it: JSON, else text if all of it is, else hex.
+    """Convert a body for display in the given form. Without a form, choose JSON if the body is JSON, else text if all
+    of it is text, else hex.
 
-    With a form that does not fit, JSON falls back to text; text shows bytes that are no UTF-8 as U+FFFD.
+    If the body is not JSON, the form JSON shows it as text. The form text shows bytes that are not UTF-8 as U+FFFD.
     """
     if form is None or form is BodyForm.JSON:
         tokens = _json_tokens(body)
@@ -74,9 +77,10 @@ def view_body(body: bytes, form: BodyForm | None = None) -> BodyView:
 
 
 def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
-    """The beginning of a message's body (`preview`), for which no more of it is decompressed; or why it cannot be read.
+    """Return a preview of a message's body (`preview`), decompressing no more than needed; or the reason why the body
+    cannot be read.
 
-    A long body that is damaged behind its beginning looks like any other: the message's own page reads all of it.
+    Damage after the decompressed part is not detected: the message's own page reads the whole body.
     """
     try:
         return preview(message._body_prefix(4 * length + 1), length)
@@ -85,8 +89,8 @@ def preview_of(message: MessageExt, length: int = PREVIEW_CHARACTERS) -> str:
 
 
 def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
-    """The beginning of a body in one line of at most `length` characters; hex digits for bytes that are no text. Of a
-    longer body, 4 * `length` + 1 bytes are enough."""
+    """Return the beginning of a body as one line of at most `length` characters; hex digits if the bytes are not text.
+    For a longer body, its first 4 * `length` + 1 bytes are enough."""
     part = body[: 4 * length]
     if not is_text(part, whole=len(part) == len(body)):
         text = part[: length // 3].hex(" ")
@@ -96,8 +100,8 @@ def preview(body: bytes, length: int = PREVIEW_CHARACTERS) -> str:
 
 
 def is_text(body: bytes, *, whole: bool = True) -> bool:
-    """True if the body is UTF-8 without control characters other than those of text. `whole` False: it may end within
-    a character."""
+    """Return True if the body is UTF-8 and has no control characters except line ends and tabs. With `whole` False the
+    body may end within a character."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body, final=whole)
     except UnicodeDecodeError:
@@ -120,7 +124,8 @@ def visible(text: str) -> str:
 
 
 def hex_rows(body: bytes) -> str:
-    """`body` as rows of 16 bytes: where the row begins, the bytes in hex, and those that are ASCII as characters."""
+    """Return a hex dump of `body` in rows of 16 bytes: the row's offset, the bytes in hex, and the printable ASCII
+    characters."""
     width = 3 * HEX_ROW_BYTES - 1
     rows = []
     for start in range(0, len(body), HEX_ROW_BYTES):
@@ -131,24 +136,27 @@ def hex_rows(body: bytes) -> str:
 
 
 def _decoded(part: bytes, *, whole: bool) -> str:
-    """The part as text; a character that the cut goes through is left out."""
+    """Decode the first bytes of a body as text. If the body is cut within a character, that character is left
+    out."""
     return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(part, final=whole)
 
 
 def _json_tokens(body: bytes) -> Iterator[str] | None:
-    """The tokens of a body that is a JSON object or list, each as it was written; None for any other body."""
+    """Return the tokens of a body that is a JSON object or list, each as it was written. Returns None for any other
+    body."""
     if len(body) > JSON_BODY_MAX_BYTES or body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         text = body.decode()
-        json.loads(text, parse_int=len, parse_float=len)  # numbers of any length are fine
+        json.loads(text, parse_int=len, parse_float=len)  # accept numbers of any length without converting them
     except (ValueError, RecursionError):
         return None
     return (match[0] for match in _JSON_TOKEN.finditer(text))
 
 
 def _indented(tokens: Iterable[str]) -> tuple[str, bool]:
-    """JSON in lines, a value each, with every token as it was; and True if there was more than may be shown."""
+    """Format JSON tokens in indented lines, one value per line, without changing a token. Also returns True if the text
+    was cut at its limit."""
     parts: list[str] = []
     depth = length = 0
     before = ""

@@ -1,4 +1,4 @@
-"""Tables as files that a browser saves: CSV for spreadsheets, JSON for programs."""
+"""Export tables as files that a browser saves: CSV for spreadsheets, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from starlette.responses import Response
 from raymq.common.errors import InvalidArgumentError
 
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet calculates a cell that begins with one of these, and a formula can send the table to somebody else."""
+"""Characters with which a formula begins in a spreadsheet. The export escapes these cells, because a formula can send
+the table to an attacker."""
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV (RFC 4180) below a row of names; a text that a spreadsheet would calculate gets an apostrophe."""
+    """Format rows as CSV (RFC 4180) with a header of column names. A text that a spreadsheet would take for a formula
+    gets an apostrophe in front."""
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(names)
@@ -28,7 +30,8 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as JSON, one per line. Whole numbers beyond 2^53 are strings, since browsers would round them."""
+    """Format rows as JSON, one row per line. Integers beyond 2^53 become strings, because browsers would round
+    them."""
     return "".join(json.dumps(exact(row), ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -40,7 +43,7 @@ def _cell(value: Any) -> Any:
 
 
 def exact(value: Any) -> Any:
-    """`value`, of plain JSON values, with whole numbers beyond 2^53 as texts: browsers would round them."""
+    """Return the JSON value `value` with integers beyond 2^53 as strings, because browsers would round them."""
     if isinstance(value, Mapping):
         return {name: exact(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -49,8 +52,8 @@ def exact(value: Any) -> Any:
 
 
 def rows_as_file(request: Request, name: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Response:
-    """Rows as a file, in the format that the address asks for: csv, or json with a row per line. InvalidArgumentError
-    for another one."""
+    """Return rows as a file in the format that the request's parameter `format` names: csv, or json with one row per
+    line. Raises InvalidArgumentError for another format."""
     form = request.query_params.get("format", "csv")
     if form not in ("csv", "json"):
         raise InvalidArgumentError(f"there is no format {form!r}; choose csv or json")
@@ -64,7 +67,8 @@ def rows_as_file(request: Request, name: str, columns: Sequence[str], rows: Sequ
 
 
 def saved(content: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
-    """Bytes that a browser saves, and never shows, below a name of harmless characters."""
+    """Return a response that makes the browser save the bytes and never display them. Unsafe characters in the file
+    name are replaced."""
     harmless = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "file"
     disposition = f'attachment; filename="{harmless}"'
     return Response(content, media_type=media_type, headers={"Content-Disposition": disposition})

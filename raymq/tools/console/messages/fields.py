@@ -1,8 +1,9 @@
-"""A message's fields for pages and files: harmless texts, and its address in the console.
+"""A message's fields for pages and files, as harmless texts, with the message's address in the console.
 
-The place of a message, BROKER:QUEUE:OFFSET, names one record for as long as it is kept; ids may name several.
+A message's place, BROKER:QUEUE:OFFSET, identifies one record for as long as the record is kept; a message id may
+identify several.
 
-A message as commands of `raymq`, to be pasted into a shell.
+This module also formats a message as `raymq` commands that can be pasted into a shell.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ MESSAGE_COLUMNS: Final = (
     *("topic", "queue", "queue_offset", "stored_ms", "born_ms", "tags", "keys", "properties"),
     *("message_id", "offset_message_id", "reconsume_times", "body", "body_base64", "error"),
 )
-"""The columns of a message in a file."""
+"""The columns of a file of exported messages."""
 FILE_BODIES_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of bodies in a file, which is made in memory."""
+"""Maximum number of bytes of message bodies in one exported file. The file is built in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message in a list. All texts are without control characters; `address` is the query of its page."""
+    """One row of a message list. No text contains control characters. `address` is the query string of the message's
+    page."""
 
     message: MessageExt
     place: str
@@ -41,17 +43,18 @@ class MessageRow:
 
     @property
     def stored_ms(self) -> int:
-        """When it was stored, ms since 1970."""
+        """The time at which the broker stored the message, in ms since 1970."""
         return self.message.store_timestamp_ms
 
 
 def place_of(message: MessageExt) -> str:
-    """BROKER:QUEUE:OFFSET of a message."""
+    """Return the place of a message as BROKER:QUEUE:OFFSET."""
     return f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
 
 
 def row_of(message: MessageExt, *, with_body: bool) -> MessageRow:
-    """A message in a list; its body is replaced by HIDDEN_BODY for those who may not see it."""
+    """Build the list row of a message. If the user may not see bodies (`with_body` False), the body is
+    HIDDEN_BODY."""
     return MessageRow(
         message,
         visible(place_of(message)),
@@ -63,8 +66,8 @@ def row_of(message: MessageExt, *, with_body: bool) -> MessageRow:
 
 
 def file_rows(messages: Iterable[MessageExt], *, with_body: bool) -> list[dict[str, Any]]:
-    """Messages in a file, each as `file_row`. The file has bodies of FILE_BODIES_MAX_BYTES in all; each further body is
-    left out, and its row's `error` says so."""
+    """Return the rows of an exported file of messages, each built by `file_row`. After FILE_BODIES_MAX_BYTES of bodies
+    in all, each further body is left out, and the `error` of its row states this."""
     rows, left_bytes = [], FILE_BODIES_MAX_BYTES
     for message in messages:
         row = file_row(message, with_body=with_body, max_body_bytes=left_bytes)
@@ -74,9 +77,10 @@ def file_rows(messages: Iterable[MessageExt], *, with_body: bool) -> list[dict[s
 
 
 def file_row(message: MessageExt, *, with_body: bool, max_body_bytes: int = FILE_BODIES_MAX_BYTES) -> dict[str, Any]:
-    """A message in a file, by MESSAGE_COLUMNS: a body that is no text is in base64; both are empty if it is hidden.
+    """Return a message as a row of an exported file, with the columns MESSAGE_COLUMNS. A body that is not text is in
+    base64. Both body columns are empty if the body is hidden.
 
-    They are empty, too, for a body that is longer than `max_body_bytes` or cannot be read: then `error` says why.
+    They are also empty if the body is longer than `max_body_bytes` or cannot be read. `error` then states the reason.
     """
     body, error = b"", None
     if with_body:
@@ -100,7 +104,8 @@ def file_row(message: MessageExt, *, with_body: bool, max_body_bytes: int = FILE
 
 
 def tail_row(message: MessageExt, *, with_body: bool) -> dict[str, str]:
-    """A message of a tail, all texts; the stored time in ms since 1970."""
+    """Return a message as a row of a live tail. All values are texts; `stored` is the store time in ms since
+    1970."""
     row = row_of(message, with_body=with_body)
     return {
         "stored": str(row.stored_ms),
@@ -113,24 +118,24 @@ def tail_row(message: MessageExt, *, with_body: bool) -> dict[str, str]:
 
 
 def visible_map(properties: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Properties by name, without control characters."""
+    """Return a message's properties, sorted by name, with control characters escaped."""
     return sorted((visible(name), visible(value)) for name, value in properties.items())
 
 
 COMMAND_BODY_MAX_BYTES: Final = 8 * 1024
-"""A longer body is not written into a command."""
+"""Maximum number of bytes of a body that `send_command` writes into a shell command."""
 
 
 def query_command(message: MessageExt) -> str:
-    """The command that shows the message."""
+    """Return the `raymq query` command that shows the message."""
     return shlex.join(["raymq", "query", message.topic, "--offset", place_of(message)])
 
 
 def send_command(message: MessageExt) -> str | None:
-    """The command that sends the same message again.
+    """Return the `raymq send` command that sends the same message again.
 
-    None for a body that is long or no printable line, and for tags, keys or properties of that kind: a terminal does
-    what control characters say when they are pasted.
+    Returns None if the body is too long, or if the body, tags, keys or properties are not one printable line: a
+    terminal executes control characters that are pasted.
     """
     if len(message.body) > COMMAND_BODY_MAX_BYTES:
         return None

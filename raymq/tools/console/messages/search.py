@@ -1,7 +1,8 @@
-"""The search form of a topic's messages: its fields, the arguments of the search, and the right to search in bodies.
+"""The search form of a topic's messages: its fields, the arguments of the search, and the permission to search in
+bodies.
 
-Times are UTC unless they name a zone, or a distance from now such as -2h. The page can show every form again, with its
-error. An admin always sees bodies; a viewer sees bodies only with `show_bodies`.
+Times are UTC unless they name a time zone or are relative to now, such as -2h. A form with an error can be shown again
+as the user filled it in. An admin always sees bodies; a viewer sees bodies only with `show_bodies`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from raymq.tools.console.settings import ConsoleSettings
 
 
 def bodies_shown(user: ConsoleUser, settings: ConsoleSettings) -> bool:
-    """True if this user may see bodies."""
+    """Return True if this user may see message bodies."""
     return user.is_admin or settings.show_bodies
 
 
 def check_text_search(contains: str, *, with_body: bool) -> None:
-    """Refuse a search in bodies by users who may not see bodies: the hits would reveal their content.
-    NoPermissionError."""
+    """Raise NoPermissionError if a user who may not see bodies searches in bodies: the hits would reveal their
+    content."""
     if contains and not with_body:
         raise NoPermissionError("viewers cannot search in bodies that are hidden from them (console.show_bodies)")
 
@@ -37,14 +38,14 @@ SEARCH_STARTS: Final = {
     "offset": "from an offset",
     "time": "in a time range",
 }
-"""The ways to begin, with their labels."""
+"""The possible values of `start` (the position at which a search begins), with their labels."""
 SEARCH_LIMITS: Final = ("50", "100", "200")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """The fields as the user filled them in. `start`: one of SEARCH_STARTS. `queue`: BROKER:QUEUE, or empty. `text`: a
-    text within the body."""
+    """The fields of the search form as the user filled them in. `start`: one of SEARCH_STARTS. `queue`: BROKER:QUEUE,
+    or empty. `text`: a text to find in bodies."""
 
     start: str = "latest"
     queue: str = ""
@@ -58,12 +59,12 @@ class SearchForm:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> SearchForm:
-        """Return the form for the parameters of an address. Ignores unknown parameters."""
+        """Build the form from the query parameters of a URL. Unknown parameters are ignored."""
         return cls(**{name: parameters[name].strip() for name in cls.__slots__ if name in parameters})
 
     def arguments(self, topic: str, now_ms: int) -> dict[str, Any]:
-        """Return the arguments of `Admin.browse` for these fields, without the topic. InvalidArgumentError for a field
-        without a meaning."""
+        """Convert the form's fields to arguments of `Admin.browse`, without the topic. Raises InvalidArgumentError if a
+        field has an invalid value."""
         if self.start not in SEARCH_STARTS:
             raise InvalidArgumentError(f"{self.start!r} is no way to begin; choose {', '.join(SEARCH_STARTS)}")
         if self.limit not in SEARCH_LIMITS:
@@ -89,6 +90,7 @@ class SearchForm:
         return arguments | {"begin_ms": 0} if self.start == "earliest" else arguments
 
     def address(self, **changes: str) -> str:
-        """Return the form as the query of an address, without fields that have their defaults."""
+        """Return the form as the query string of a URL, with `changes`, and without fields that have their default
+        values."""
         first, fields = asdict(SearchForm()), asdict(replace(self, **changes))
         return urlencode({name: text for name, text in fields.items() if text != first[name]})

@@ -1,10 +1,11 @@
-"""Live tails: messages of a topic as they arrive, for people who watch the topic.
+"""Live tails: show the messages of a topic to people as the messages arrive.
 
-All viewers of a topic share one reader, which joins no group and begins at the ends of the queues. The reader takes at
-most `rate` messages a second and counts the others, so a busy topic costs as much as a quiet one. A slow viewer loses
-the oldest of its waiting messages, and sees their number. The reader ends with its last viewer.
+All viewers of a topic share one reader, which joins no group and begins at the ends of the queues. The reader reads at
+most `rate` messages per second and counts the messages that it skips, so a busy topic costs as much as a quiet one. A
+slow viewer loses the oldest of its buffered messages, and sees their number. The reader stops when its last viewer
+leaves.
 
-All code here runs on one event loop. Only `read` blocks, and its caller runs it in a thread.
+All code of this module runs on one event loop. Only `read` blocks, and its caller runs it in a thread.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from raymq.common.errors import RaymqError
 from raymq.common.message import MessageExt, MessageQueue
 
 TAIL_WAITING_MAX: Final = 500
-"""The most messages that wait for one viewer."""
+"""Maximum number of messages that are buffered for one viewer."""
 TAIL_ROUND_S: Final = 1.0
-"""A reader reads once in this time."""
+"""Seconds between two reads of a topic."""
 TAIL_ERROR_PAUSE_S: Final = 3.0
 HEARTBEAT_S: Final = 15.0
-"""A viewer gets a sign of life after so long without messages: proxies close connections that are silent."""
+"""Seconds without messages after which a viewer gets a heartbeat, because proxies close silent connections."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TailEvent:
-    """New messages for a viewer, oldest first, the number of messages that were left out, and a lasting error or ""."""
+    """One update for a viewer: new messages, oldest first; the number of skipped messages; and the error if the topic
+    cannot be read, else ""."""
 
     messages: Sequence[MessageExt]
     skipped: int
@@ -43,15 +45,17 @@ class TailEvent:
 Positions = Mapping[MessageQueue, int]
 Wants = Callable[[MessageExt], bool]
 Read = Callable[[str, Positions | None, int], Awaitable[Arrived]]
-"""Reads a topic: from the positions, or with None only finds the ends; at most so many messages. RaymqError."""
+"""Async function that reads a topic: at most the given number of messages from the given positions. With None as
+positions it only finds the ends of the queues. Raises RaymqError."""
 
 
 class TooManyViewersError(RaymqError):
-    """The number of viewers has reached console.max_viewers."""
+    """Error: the number of viewers has reached console.max_viewers."""
 
 
 class Viewer:
-    """A viewer of a topic, who sees the messages that `wants` admits. Iterate over `events`."""
+    """A viewer of a topic's live tail, who sees the messages for which `wants` returns True. Iterate over
+    `events`."""
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
@@ -60,7 +64,7 @@ class Viewer:
         self._changed = asyncio.Event()
 
     def offer(self, batch: Arrived) -> None:
-        """Add messages that were read."""
+        """Buffer the messages of this batch that the viewer wants. If too many are buffered, drop the oldest."""
         self._waiting += [message for message in batch.messages if self._wants(message)]
         self._skipped += batch.skipped
         while len(self._waiting) > TAIL_WAITING_MAX:
@@ -71,19 +75,19 @@ class Viewer:
             self._changed.set()
 
     def fail(self, error: str) -> None:
-        """Report that the topic cannot be read at present."""
+        """Report to the viewer that the topic currently cannot be read."""
         if error != self._error:
             self._error = error
             self._changed.set()
 
     def close(self) -> None:
-        """End the viewer's events."""
+        """End the iteration over `events`."""
         self._closed = True
         self._changed.set()
 
     async def events(self) -> AsyncIterator[TailEvent | None]:
-        """Yield events until `close`, and None after HEARTBEAT_S without an event. After the first event, which may be
-        empty, all messages that arrive are shown."""
+        """Yield updates until `close`, and None as a heartbeat after HEARTBEAT_S without an update. All messages that
+        arrive after the first update, which may be empty, are shown or counted as skipped."""
         while not self._closed:
             try:
                 await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
@@ -99,7 +103,7 @@ class Viewer:
 
 
 class _Reader:
-    """The reader of one topic, and its viewers."""
+    """Reads one topic for all of its viewers, in a task on the event loop."""
 
     def __init__(self, topic: str, read: Read, rate: int, round_s: float) -> None:
         self._topic, self._read, self._rate, self._round_s = topic, read, rate, round_s
@@ -129,21 +133,23 @@ class _Reader:
 
 
 class Tails:
-    """All tails of a console."""
+    """All live tails of a console: one reader per topic, and its viewers."""
 
     def __init__(self, read: Read, *, rate: int, max_viewers: int, round_s: float = TAIL_ROUND_S) -> None:
-        """`rate`: messages per second and topic. `max_viewers`: of all topics together."""
+        """`rate`: maximum number of messages per second for each topic. `max_viewers`: maximum number of viewers of all
+        topics together."""
         self._read, self._rate, self._max_viewers, self._round_s = read, rate, max_viewers, round_s
         self._readers: dict[str, _Reader] = {}
         self._closed = False
 
     @property
     def viewers(self) -> int:
-        """The number of viewers of all topics."""
+        """The number of viewers of all topics together."""
         return sum(len(reader.viewers) for reader in self._readers.values())
 
     def open(self, topic: str, wants: Wants) -> Viewer:
-        """Return a new viewer of a topic, for which the caller calls `leave` at the end. TooManyViewersError."""
+        """Return a new viewer of a topic. The caller must call `leave` at the end. Raises TooManyViewersError if the
+        limit of viewers is reached, or after `close`."""
         if self._closed or self.viewers >= self._max_viewers:
             raise TooManyViewersError(
                 f"{self.viewers} tails are open, and console.max_viewers is {self._max_viewers}: close one"
@@ -155,7 +161,8 @@ class Tails:
         return viewer
 
     def leave(self, topic: str, viewer: Viewer) -> None:
-        """Remove a viewer; a second call does nothing. The last viewer of a topic ends its reader."""
+        """Remove a viewer from a topic. A second call does nothing. When the last viewer leaves, the topic's reader
+        stops."""
         viewer.close()
         reader = self._readers.get(topic)
         if reader is not None and viewer in reader.viewers:
@@ -164,7 +171,8 @@ class Tails:
                 self._readers.pop(topic).task.cancel()
 
     def close(self) -> None:
-        """End all tails, so that a server can stop without waiting for them. Nobody can open a tail afterwards."""
+        """End all live tails, so that a server can stop without waiting for them. After that no tail can be
+        opened."""
         self._closed = True
         for topic, reader in list(self._readers.items()):
             for viewer in list(reader.viewers):

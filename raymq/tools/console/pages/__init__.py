@@ -1,1 +1,1 @@
-"""The console's pages: a module per noun, each with its `ROUTES`."""
+"""The web console's pages: one module per noun, each with its `ROUTES`."""

@@ -1,4 +1,4 @@
-"""`/audit`: every change that somebody made or tried in the console."""
+"""`/audit`: the audit log page, with every change that users made or tried in the console."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AUDIT_COLUMNS: Final = ("at_ms", "who", "role", "address", "action", "arguments"
 
 
 async def show(request: Request) -> Response:
-    """Show the changes, newest first."""
+    """Show the audit log page: the changes made in the console, newest first."""
     found, error = AuditPage(()), ""
     try:
         found = await _audit(request, AUDIT_SHOWN)
@@ -40,12 +40,12 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the changes as a file."""
+    """Return the audit log as a file to save."""
     return rows_as_file(request, "audit", AUDIT_COLUMNS, _rows(await _audit(request, AUDIT_EXPORTED)))
 
 
 async def as_json(request: Request) -> Response:
-    """Return the changes for scripts."""
+    """Return a page of the audit log as JSON, for scripts."""
     found = await _audit(request, AUDIT_SHOWN)
     return JSONResponse({"audit": _rows(found), "cursor": found.cursor})
 

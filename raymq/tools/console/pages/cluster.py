@@ -1,6 +1,7 @@
-"""`/cluster`: masters, in-sync replicas, stores and other servers; balance, drain, clean, write permission.
+"""`/cluster`: the page of masters, in-sync replicas, stores and other servers, with the actions balance, drain, clean
+and write permission.
 
-`/`: the state of the whole cluster in a few figures, and `/api/v1/rates`, the last hour for its charts.
+Also `/`, the overview page of the whole cluster, and `/api/v1/rates`, the rates of the last hour for its charts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LAGGING_GROUPS_SHOWN: Final = 5
 
 
 async def overview(request: Request) -> Response:
-    """Show faults, rates, the groups with the largest lag, and disks."""
+    """Show the overview page: faults, rates, the groups with the largest lag, and disk usage."""
     console = console_of(request)
     cluster, groups = await console.cluster(), await console.groups()
     points = console.history.points()
@@ -40,13 +41,14 @@ async def overview(request: Request) -> Response:
 
 
 def most_behind(groups: tuple[GroupRow, ...]) -> list[GroupRow]:
-    """Return the groups with the largest lag, by time, then by messages."""
+    """Return the groups with the largest lag, sorted by lag in time, then by lag in messages."""
     behind = [group for group in groups if group.lag]
     return sorted(behind, key=lambda one: (-(one.lag_ms or 0), -one.lag, one.group))[:LAGGING_GROUPS_SHOWN]
 
 
 async def rates(request: Request) -> Response:
-    """Return columns for charts: times in seconds since 1970, and rates per second, null if unknown."""
+    """Return the data of the charts as JSON: times in seconds since 1970, and rates per second (null if
+    unknown)."""
     points = console_of(request).history.points()
     return JSONResponse(
         {
@@ -65,12 +67,12 @@ CLUSTER_ADDRESS: Final = "/cluster"
 
 
 async def cluster_page(request: Request) -> Response:
-    """Show the servers."""
+    """Show the cluster page: broker groups, replicas and other servers."""
     return page(request, "cluster.html", {"cluster": await console_of(request).cluster()})
 
 
 async def status_json(request: Request) -> Response:
-    """Return the JSON of `raymq status --json`."""
+    """Return the same JSON as `raymq status --json`."""
     snapshot = await console_of(request).cluster()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -78,7 +80,7 @@ async def status_json(request: Request) -> Response:
 
 
 async def balance(request: Request) -> Response:
-    """Spread the masters over the nodes."""
+    """Start spreading the masters of the broker groups over the nodes."""
     return await change(
         request,
         "balance",
@@ -127,7 +129,7 @@ async def clean(request: Request) -> Response:
 
 
 async def set_write_permission(request: Request) -> Response:
-    """Turn writes to a broker group off or on."""
+    """Allow or forbid writes to a broker group."""
     form = await form_of(request)
     try:
         broker_name, write = form.needed("broker", "The broker group"), form.needed("write", "On or off")

@@ -1,5 +1,5 @@
-"""`/groups/G/dead-letters`: messages that a group could not consume; replays of all or of chosen ones, with
-progress."""
+"""`/groups/G/dead-letters`: the page of messages that a group could not consume. Users can replay all letters or chosen
+ones, and see the progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ LETTER_COLUMNS: Final = ("died_ms", "attempts", "replayed", *MESSAGE_COLUMNS)
 
 
 async def show(request: Request) -> Response:
-    """Show the letters, oldest first, with a box each. An error is a line above them."""
+    """Show a group's dead letters, oldest first, each with a checkbox. An error is shown as a line above the
+    letters."""
     group, replayed = request.path_params["group"], "replayed" in request.query_params
     letters: list[DeadLetter] = []
     cursor, error = None, ""
@@ -56,20 +57,21 @@ async def show(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the letters as a file, at most LETTERS_EXPORTED from the beginning of the page."""
+    """Return a group's dead letters as a file: at most LETTERS_EXPORTED, from the start of the displayed page
+    on."""
     letters, _ = await _letters(request, LETTERS_EXPORTED)
     rows = _file_rows(letters, with_body=_with_body(request))
     return rows_as_file(request, f"dead-letters-{request.path_params['group']}", LETTER_COLUMNS, rows)
 
 
 async def as_json(request: Request) -> Response:
-    """Return the letters for scripts."""
+    """Return a page of a group's dead letters as JSON, for scripts."""
     letters, cursor = await _letters(request, LETTERS_SHOWN)
     return JSONResponse({"dead_letters": _file_rows(letters, with_body=_with_body(request)), "cursor": cursor})
 
 
 async def start(request: Request) -> Response:
-    """Begin a replay of all letters, or of the ticked letters, and show its progress."""
+    """Start a replay of all dead letters of a group, or of the selected ones, and show its progress."""
     group = request.path_params["group"]
     back, progress = (f"/groups/{segment(group)}/dead-letters{more}" for more in ("", "/replay"))
     arguments: dict[str, Any] = {"group": group}
@@ -92,7 +94,7 @@ async def start(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """Show the progress of the group's last replay, and the result of each letter."""
+    """Show the progress of the group's last replay of dead letters, and the result of each letter."""
     group = request.path_params["group"]
     replay = console_of(request).replays.of(group)
     results = list(replay.results) if replay else []
@@ -100,7 +102,7 @@ async def progress(request: Request) -> Response:
 
 
 async def stop(request: Request) -> Response:
-    """End the replay after its current letter."""
+    """Stop the group's replay after the dead letter that it currently sends."""
     group = request.path_params["group"]
     replay = console_of(request).replays.of(group)
     if replay is not None and replay.running:
@@ -112,13 +114,14 @@ async def stop(request: Request) -> Response:
 def _audit_from_thread(
     loop: asyncio.AbstractEventLoop, request: Request, arguments: dict[str, Any], replay: LetterReplay
 ) -> None:
-    """Write the replay's outcome into the audit log, from the replay's own thread."""
+    """Write the outcome of a replay of dead letters to the audit log, from the replay's own thread."""
     if not loop.is_closed():
         asyncio.run_coroutine_threadsafe(write_audit(request, "dead letters replay", arguments, replay.outcome), loop)
 
 
 async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | None, float | None]:
-    """Return the letters that a form chooses, None for all, and the rate. InvalidArgumentError."""
+    """Return the dead letters that the form selects (None for all) and the replay rate. Raises InvalidArgumentError if
+    the form selects no letter, or contains an invalid value."""
     async with request.form(max_files=0, max_fields=FORM_FIELDS_MAX) as fields:
         which, texts = fields.get("which"), [text for text in fields.getlist("letter") if isinstance(text, str)]
         rate = _rate(str(fields.get("rate", "")).strip())
@@ -131,7 +134,8 @@ async def _choice(request: Request, group: str) -> tuple[list[LetterPlace] | Non
 
 
 def _rate(text: str) -> float | None:
-    """Return a rate per second, None for an empty text. InvalidArgumentError."""
+    """Parse a rate per second; returns None for an empty text. Raises InvalidArgumentError if the text is not a valid
+    rate."""
     if not text:
         return None
     try:
@@ -142,7 +146,8 @@ def _rate(text: str) -> float | None:
 
 
 async def _letters(request: Request, limit: int) -> tuple[list[DeadLetter], str | None]:
-    """Ask for the letters of the page that the address names, at most `limit`, and the cursor of the next page."""
+    """Request at most `limit` dead letters from the cluster, from the URL's cursor on. Also returns the cursor of the
+    next page."""
     group, query = request.path_params["group"], request.query_params
     after, replayed = _place(query.get("cursor")), "replayed" in query
     return await console_of(request).ask(
@@ -155,19 +160,20 @@ def letters_after(
 ) -> tuple[list[DeadLetter], str | None]:
     """Return at most `limit` dead letters of a group, oldest first, and the cursor of the next page.
 
-    `after`: the place of the last letter of the page before, None for the first page. The cursor is None if no letter
-    follows. A group without a dead-letter topic has no letters.
+    `after`: the place of the last letter of the previous page, None for the first page. The returned cursor is None if
+    no letter follows. A group without a dead-letter topic has no letters.
     """
     try:
         found = list(islice(admin.dead_letters(group).behind(after, replayed=replayed), limit + 1))
     except TopicNotExistError:
-        return [], None  # brokers create the topic with the group's first dead letter
+        return [], None  # no dead letters yet: brokers create the topic with the group's first dead letter
     letters = found[:limit]
     return letters, json.dumps(letters[-1].place) if len(found) > limit else None
 
 
 def _place(cursor: str | None) -> LetterPlace | None:
-    """Read a cursor of `letters_after`; None for an empty one. InvalidArgumentError."""
+    """Parse a cursor of `letters_after`; returns None for an empty cursor. Raises InvalidArgumentError if the cursor is
+    invalid."""
     if not cursor:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`/delayed`: messages that wait for their time, and the recall of a message."""
+"""`/delayed`: the page of delayed messages that are not due yet, with the action to recall a message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ BAR_PITCH: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of the histogram: its distance from the left and its height, in units of the picture."""
+    """One bar of the histogram of delayed messages: its distance from the left and its height, in units of the SVG
+    drawing."""
 
     hour: int
     count: int
@@ -38,7 +39,7 @@ class Bar:
 
 
 async def show(request: Request) -> Response:
-    """Show the numbers of waiting messages by level and by hour, and the next messages."""
+    """Show the delayed messages: their numbers by delay level and by hour, and the messages that are due next."""
     now_ms = time.time_ns() // 1_000_000
     view, error = None, ""
     try:
@@ -56,7 +57,7 @@ async def show(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """Return the delayed messages for scripts."""
+    """Return the delayed messages as JSON, for scripts."""
     view = await _delayed(request, time.time_ns() // 1_000_000)
     with_body = bodies_shown(user_of(request), console_of(request).settings)
     next_due: list[dict[str, Any]] = [
@@ -73,7 +74,7 @@ async def as_json(request: Request) -> Response:
 
 
 async def recall(request: Request) -> Response:
-    """Recall a message, so that it is never delivered."""
+    """Recall a delayed message, so that it is never delivered."""
     form = await form_of(request)
     try:
         handle = RecallHandle.parse(form.needed("handle", "the recall handle"))
@@ -91,7 +92,8 @@ async def recall(request: Request) -> Response:
 
 
 def bars_of(hours: Sequence[int]) -> list[Bar]:
-    """Return bars for counts by hour. The largest bar has the full height; a count above 0 has a visible bar."""
+    """Build the histogram's bars from message counts by hour. The bar of the largest count has the full height; every
+    count above 0 has a visible bar."""
     most = max(hours, default=0) or 1
     return [
         Bar(hour, count, hour * BAR_PITCH, -(-count * BAR_HEIGHT_MAX // most) if count else 0)
@@ -105,7 +107,8 @@ async def _delayed(request: Request, now_ms: int) -> Delayed:
 
 
 def _handle(one: DelayedMessage) -> str:
-    """Return the recall handle of a message, "" for a message with a level, which cannot be recalled."""
+    """Return the recall handle of a delayed message; "" for a message with a delay level, which cannot be
+    recalled."""
     if one.level or not one.message.message_id:
         return ""
     return str(RecallHandle(one.topic, one.message.broker_name, one.due_ms, one.message.message_id))

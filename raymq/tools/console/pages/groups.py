@@ -1,6 +1,7 @@
-"""`/groups`, `/groups/G`: consumer groups, their members and lag; consume on and off, retries, delete.
+"""`/groups`, `/groups/G`: pages of consumer groups, their members and lag. Actions: turn consumption on or off, change
+the number of retries, delete the group.
 
-`/producers`: the clients that produce, by their heartbeats.
+`/producers`: the page of the clients that produce, according to their heartbeats.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ GROUP_COLUMNS: Final = (
     "dead_letters",
     "consume_enable",
 )
-"""The columns of the list as a file."""
+"""The columns of the exported list of groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """All about one group."""
+    """Everything that the page of one consumer group shows."""
 
     config: GroupConfig
     summary: GroupSummary
@@ -48,19 +49,20 @@ class GroupView:
 
 
 def group_view(cluster: ConsoleCluster, group: str) -> GroupView:
-    """Ask for all about one group. GroupNotExistError."""
+    """Request everything about one group from the cluster. Raises GroupNotExistError if the group does not
+    exist."""
     admin = cluster.admin
     config, summary = admin.group_config(group), admin.group_summary(group)
     return GroupView(config, summary, admin.consumer_connections(group), cluster.control.push_instances(group))
 
 
 async def group_list(request: Request) -> Response:
-    """Show all groups."""
+    """Show the page with all consumer groups."""
     return page(request, "groups.html", {"groups": await console_of(request).groups()})
 
 
 async def group_page(request: Request) -> Response:
-    """Show one group, with the topics in which its offsets can be moved."""
+    """Show the page of one consumer group, with the topics in which its offsets can be moved."""
     view = await _view(request)
     topics = sorted({one.queue.topic for one in view.summary.queues})
     members = [(one, _subscriptions(one)) for one in view.members]
@@ -69,7 +71,7 @@ async def group_page(request: Request) -> Response:
 
 
 async def groups_json(request: Request) -> Response:
-    """Return the JSON of `raymq group list --json`."""
+    """Return the same JSON as `raymq group list --json`."""
     snapshot = await console_of(request).groups()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -77,7 +79,7 @@ async def groups_json(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the list as a file, CSV or JSON."""
+    """Return the list of groups as a file, CSV or JSON."""
     snapshot = await console_of(request).groups()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -85,7 +87,7 @@ async def export(request: Request) -> Response:
 
 
 async def group_json(request: Request) -> Response:
-    """Return the JSON of `raymq group describe G --json`."""
+    """Return the same JSON as `raymq group describe G --json`."""
     view = await _view(request)
     queues = [
         {
@@ -105,15 +107,15 @@ async def group_json(request: Request) -> Response:
 
 
 async def lag_json(request: Request) -> Response:
-    """Return columns for the chart of the last hour: times in seconds since 1970, and the lag in messages. Empty for a
-    group without a history (raymq.tools.console.web.history)."""
+    """Return the data for the chart of a group's lag in the last hour: times in seconds since 1970, and the lag in
+    messages. Empty if the group has no history (raymq.tools.console.web.history)."""
     samples = console_of(request).history.groups.values(request.path_params["group"])
     values = [(at_ms, lag) for at_ms, lag in samples if lag is not None]
     return JSONResponse({"at_s": [at_ms / 1000 for at_ms, _ in values], "lag": [lag for _, lag in values]})
 
 
 async def members_json(request: Request) -> Response:
-    """Return the JSON of `raymq group members G --json`."""
+    """Return the same JSON as `raymq group members G --json`."""
     view = await _view(request)
     members = [
         {
@@ -157,7 +159,7 @@ async def update(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete a group, its offsets and its retries, if the user typed its name."""
+    """Delete a group, its offsets and its retries, if the user typed the group's name as confirmation."""
     group, form = request.path_params["group"], await form_of(request)
     if form.text("confirm") != group:
         error = InvalidArgumentError(f"type the group's name, {group}, to delete it")
@@ -184,7 +186,7 @@ def _subscriptions(member: ConsumerConnection) -> str:
 
 
 def group_address(group: str) -> str:
-    """Return the address of a group's page."""
+    """Return the path of a group's page in the console."""
     return f"/groups/{segment(group)}"
 
 
@@ -205,7 +207,7 @@ PRODUCER_COLUMNS: Final = ("group", "client_id", "host", "pid", "silent_s", "top
 
 
 async def producers_page(request: Request) -> Response:
-    """Show the producers, at most a few seconds old."""
+    """Show the connected producers from a list that is at most a few seconds old."""
     wanted, snapshot = request.query_params.get("q", "").strip(), await console_of(request).producers()
     rows = snapshot.value or ()
     shown = [row for row in rows if any(wanted in text for text in (row.group, row.client_id, row.host))]
@@ -213,21 +215,21 @@ async def producers_page(request: Request) -> Response:
 
 
 async def export_producers(request: Request) -> Response:
-    """Return the producers as a file."""
+    """Return the list of producers as a file."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return rows_as_file(request, "producers", PRODUCER_COLUMNS, rows)
 
 
 async def producers_json(request: Request) -> Response:
-    """Return the producers for scripts."""
+    """Return the list of producers as JSON, for scripts."""
     snapshot = await console_of(request).producers()
     rows = [_producer_row(one) for one in snapshot.value or ()]
     return JSONResponse({"producers": rows, "error": snapshot.error})
 
 
 def _producer_row(one: ProducerConnection) -> dict[str, Any]:
-    """Return a producer as JSON and files have it. Heartbeats do not name topics, so `topics` is empty."""
+    """Return a producer as a row for JSON and files. `topics` is empty, because heartbeats do not name topics."""
     names = ("client_id", "host", "pid", "group", "silent_s")
     return {**{name: getattr(one, name) for name in names}, "topics": []}
 

@@ -1,4 +1,4 @@
-"""`/login`, `/logout`: a token for a session."""
+"""`/login`, `/logout`: begin a session with a token, and end it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from raymq.tools.console.web.console import console_of, session_of
 USER_NAME_MAX: Final = 60
 LOGIN_FIELDS_MAX: Final = 10
 LOGIN_FIELD_MAX_BYTES: Final = 8 * 1024
-"""Anybody may send this form: it takes little memory."""
+"""Maximum number of bytes of a field of the login form. Anybody may send this form, so it must need little
+memory."""
 
 
 async def show(request: Request) -> Response:
-    """The form; those who are logged in go on to the overview."""
+    """Show the login form. Users who are logged in already are redirected to the overview."""
     if session_of(request) is not None or console_of(request).settings.open_to_all:
         return redirect(request, "/")
     return page(request, "login.html", {"error": "", "next": _own_path(request.query_params.get("next", "/"))})
 
 
 async def log_in(request: Request) -> Response:
-    """Begin a session for the right token."""
+    """Begin a session if the form contains a correct token."""
     console, address, now_s = console_of(request), address_of(request), time.monotonic()
     form = await form_of(request, fields_max=LOGIN_FIELDS_MAX, field_max_bytes=LOGIN_FIELD_MAX_BYTES)
     then = _own_path(form.text("next", "/"))
@@ -48,7 +49,7 @@ async def log_in(request: Request) -> Response:
 
 
 async def log_out(request: Request) -> Response:
-    """End the session."""
+    """End the user's session and show the login form."""
     console = console_of(request)
     if (session := session_of(request)) is not None:
         console.sessions.end(session.user.session)
@@ -58,7 +59,7 @@ async def log_out(request: Request) -> Response:
 
 
 def _own_path(path: str) -> str:
-    """A path of the console, also where somebody has put another site's address in its place."""
+    """Return `path` if it is a path of the console, else "/". This prevents redirects to another site."""
     own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if own else "/"
 

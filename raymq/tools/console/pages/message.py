@@ -1,4 +1,5 @@
-"""`/messages`: messages by key, id or place; and the page of one message, with its state in each group."""
+"""`/messages`: the search page for messages by key, id or place, and the page of one message, with its state in each
+group."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ KEY_HITS_MAX: Final = 64
 
 
 async def find(request: Request) -> Response:
-    """Show the search form and the messages found, or the page of a single message."""
+    """Show the search form with the messages found, or the page of the message if only one was found."""
     form, error = query_of(request), ""
     messages: Sequence[MessageExt] = ()
     try:
@@ -45,15 +46,15 @@ async def find(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """Return the messages found, for scripts."""
+    """Return the messages found as JSON, for scripts."""
     with_body = _with_body(request)
     found = await _found(request, query_of(request))
     return JSONResponse({"messages": file_rows(found, with_body=with_body)})
 
 
 async def track(request: Request) -> Response:
-    """Show the state of a message in each group. A part of the message's page, because it takes calls to stores and
-    brokers."""
+    """Show the state of a message in each group. The message's page loads this part separately, because it needs calls
+    to stores and brokers."""
     tracks: Sequence[MessageTrack] = ()
     error = ""
     try:
@@ -65,7 +66,7 @@ async def track(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """Return the whole body, as bytes that no browser shows."""
+    """Return the whole body of a message as a download that no browser displays."""
     if not _with_body(request):
         raise NoPermissionError("bodies are hidden from viewers (console.show_bodies)")
     message = await _message(request, query_of(request))
@@ -73,7 +74,7 @@ async def download(request: Request) -> Response:
 
 
 async def send_again(request: Request) -> Response:
-    """Send the message again: unchanged or edited, to this or another topic, at once or later."""
+    """Send a copy of the message: unchanged or edited, to the same or another topic, at once or delayed."""
     form, back = await form_of(request), _own_page(request)
     try:
         message = await _message(request, query_of(request))
@@ -85,7 +86,7 @@ async def send_again(request: Request) -> Response:
 
 
 async def deliver(request: Request) -> Response:
-    """Deliver the message to one group again."""
+    """Deliver the message again to a single consumer group."""
     form, query, back = await form_of(request), query_of(request), _own_page(request)
     try:
         message, group = await _message(request, query), form.needed("group", "the group")
@@ -105,7 +106,7 @@ async def deliver(request: Request) -> Response:
 
 
 def _show(request: Request, message: MessageExt) -> Response:
-    """Show the page of one message."""
+    """Show the page of one message, with its fields, body and actions."""
     with_body = _with_body(request)
     wanted = request.query_params.get("as", "")
     error = message.body_error if with_body else None
@@ -128,7 +129,8 @@ def _show(request: Request, message: MessageExt) -> Response:
 
 
 async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
-    """Return the messages that the fields topic and key, id or offset name; none for empty fields. RaymqError."""
+    """Find messages by the form's fields: a topic, and a key, an id or an offset. Returns no messages if all fields are
+    empty. Raises RaymqError, for example if the fields do not fit together."""
     topic, key, message_id, place = (form.text(name) for name in ("topic", "key", "id", "offset"))
     if not topic and not (key or message_id or place):
         return ()
@@ -145,7 +147,7 @@ async def _found(request: Request, form: Form) -> Sequence[MessageExt]:
 
 
 def message_at(admin: Admin, queue: MessageQueue, offset: int) -> MessageExt | None:
-    """Return the message at an offset of a queue, None if the offset has no message."""
+    """Return the message at an offset of a queue; None if no message has this offset."""
     try:
         found = admin.pull(queue, offset, max_messages=1).messages
     except OffsetOutOfRangeError:
@@ -154,7 +156,8 @@ def message_at(admin: Admin, queue: MessageQueue, offset: int) -> MessageExt | N
 
 
 async def _message(request: Request, form: Form) -> MessageExt:
-    """Return the message at the place in the address. InvalidArgumentError if the place has no message."""
+    """Return the message at the topic and place in the URL. Raises InvalidArgumentError if no message exists at this
+    place."""
     queue, offset = parse_position(form.needed("topic", "the topic"), form.needed("offset", "the place"))
     message = await console_of(request).ask(lambda cluster: message_at(cluster.admin, queue, offset))
     if message is None:
@@ -163,7 +166,7 @@ async def _message(request: Request, form: Form) -> MessageExt:
 
 
 def _own_page(request: Request) -> str:
-    """Return the page of the message whose form was sent."""
+    """Return the path of the page of the message that the form was sent from."""
     return f"/messages?{urlencode({name: request.query_params.get(name, '') for name in ('topic', 'offset')})}"
 
 

@@ -1,6 +1,6 @@
-"""`/topics/T/messages`: a bounded search of a topic's messages, and a form for a new message.
+"""`/topics/T/messages`: the page with a bounded search of a topic's messages, and a form for a new message.
 
-`/topics/T/tail`: messages of a topic as they arrive (server-sent events).
+`/topics/T/tail`: the live tail page, with the messages of a topic as they arrive (server-sent events).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raymq.tools.console.web.texts import segment
 
 
 async def browse(request: Request) -> Response:
-    """Show the search form and the messages found. An error is a line between them."""
+    """Show the search form and the messages found. An error is shown as a line between them."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     (found, error), queues = await asyncio.gather(_try_to_search(request, topic, form), _queues(request, topic))
     with_body = _with_body(request)
@@ -58,7 +58,7 @@ async def browse(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the shown messages as a file."""
+    """Return the messages that the search found as a file."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     found, with_body = await _search(request, topic, form), _with_body(request)
     rows = file_rows(found.messages, with_body=with_body)
@@ -66,7 +66,7 @@ async def export(request: Request) -> Response:
 
 
 async def as_json(request: Request) -> Response:
-    """Return the shown messages for scripts."""
+    """Return the messages that the search found as JSON, for scripts."""
     topic, form = request.path_params["topic"], SearchForm.of(request.query_params)
     found, with_body = await _search(request, topic, form), _with_body(request)
     return JSONResponse(
@@ -80,7 +80,7 @@ async def as_json(request: Request) -> Response:
 
 
 async def send(request: Request) -> Response:
-    """Send the message of the form."""
+    """Send a new message with the values of the form."""
     topic = request.path_params["topic"]
     back = f"/topics/{segment(topic)}/messages"
     try:
@@ -102,7 +102,8 @@ async def _search(request: Request, topic: str, form: SearchForm) -> Page:
 
 
 async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tuple[Page | None, str]:
-    """Return the messages found, or the error in words. Raises TopicNotExistError: such a topic has no page."""
+    """Search messages. Returns (page of messages, ""), or (None, error text). Raises TopicNotExistError, because a
+    missing topic has no page."""
     try:
         return await _search(request, topic, form), ""
     except TopicNotExistError:
@@ -112,12 +113,13 @@ async def _try_to_search(request: Request, topic: str, form: SearchForm) -> tupl
 
 
 def _with_chosen(queues: list[str], chosen: str) -> list[str]:
-    """Return the queues to choose from, with the queue in the address."""
+    """Return the queues that the user can choose. The chosen queue is included even if it is not in `queues`."""
     return [*queues, chosen] if chosen and chosen not in queues else queues
 
 
 async def _queues(request: Request, topic: str) -> list[str]:
-    """Return the topic's queues as BROKER:QUEUE, to choose from; none if the route is unknown."""
+    """Return the topic's queues as BROKER:QUEUE, for the user to choose from; an empty list if the topic's route is
+    unknown."""
     try:
         route = await console_of(request).ask(lambda cluster: cluster.admin.topic_route(topic), LIST_TIMEOUT_S)
     except RaymqError:
@@ -134,11 +136,11 @@ MESSAGES_ROUTES: Final = [
 
 
 TAIL_FILTER_MAX: Final = 1_000
-"""The most characters of a filter."""
+"""Maximum number of characters of a tag filter or text filter of a live tail."""
 
 
 async def tail_page(request: Request) -> Response:
-    """Show the page of the tail. Its script asks for the events."""
+    """Show the live tail page of a topic. A script on the page requests the events."""
     form, error = query_of(request), ""
     topic, with_body = request.path_params["topic"], _with_body(request)
     try:
@@ -156,14 +158,14 @@ async def tail_page(request: Request) -> Response:
 
 
 async def events(request: Request) -> Response:
-    """Stream the events: `messages` with new messages, `refused` with the reason for a lasting end, and comments as
-    heartbeats."""
+    """Stream a live tail as server-sent events: `messages` with new messages, `refused` with a reason if the stream
+    must not be reopened, and comments as heartbeats."""
     form, topic, with_body = query_of(request), request.path_params["topic"], _with_body(request)
     wants = wants_of(topic, form.text("tags"), form.text("text"), with_body=with_body)
     return StreamingResponse(
         _stream(request, topic, wants, with_body=with_body),
         media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},  # proxies of the nginx kind would gather them
+        headers={"X-Accel-Buffering": "no"},  # nginx and similar proxies would otherwise buffer the events
     )
 
 
@@ -186,8 +188,9 @@ async def _stream(request: Request, topic: str, wants: Wants, *, with_body: bool
 
 
 def wants_of(topic: str, tags: str, contains: str, *, with_body: bool) -> Wants:
-    """Return a test for messages with these tags, as in a subscription, and with this text in their bodies. Either may
-    be empty. InvalidArgumentError, NoPermissionError."""
+    """Return a predicate for messages that have these tags (a tag expression as in a subscription) and contain this
+    text in their bodies. Either may be empty. Raises InvalidArgumentError if the tags are invalid, and
+    NoPermissionError if the user may not search in bodies."""
     check_text_search(contains, with_body=with_body)
     subscription = Subscription.parse(topic, tags[:TAIL_FILTER_MAX] or "*")
     text = contains[:TAIL_FILTER_MAX].encode(errors="replace")
@@ -204,7 +207,7 @@ def _shown(event: TailEvent, *, with_body: bool) -> dict[str, object]:
 
 
 def _event(name: str, data: dict[str, object]) -> str:
-    """Return one server-sent event. JSON contains no end of line, so the event has one `data` field."""
+    """Format one server-sent event. The JSON contains no line end, so one `data` field is enough."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 

@@ -22,7 +22,8 @@ from raymq.tools.console.web.texts import plural, time_of
 
 @dataclass(frozen=True, slots=True)
 class MoveForm:
-    """A form that moves a group's offsets: its `fields`, the target in `words`, and the `arguments` of the call."""
+    """The values of a form that moves a group's offsets: its `fields`, the target as text (`words`), and the
+    `arguments` of the Admin call."""
 
     fields: dict[str, str]
     words: str
@@ -30,7 +31,8 @@ class MoveForm:
 
     @staticmethod
     def of_reset(group: str, form: Form) -> MoveForm:
-        """Return the reset that a form asks for. InvalidArgumentError."""
+        """Build a MoveForm from the form that resets offsets. Raises InvalidArgumentError if a field is missing or
+        invalid."""
         topic, to = form.needed("topic", "The topic"), form.needed("to", "The target")
         arguments: dict[str, Any] = {"group": group, "topic": topic}
         words = to
@@ -54,7 +56,8 @@ class MoveForm:
 
     @staticmethod
     def of_copy(group: str, form: Form) -> MoveForm:
-        """Return the copy that a form asks for. InvalidArgumentError."""
+        """Build a MoveForm from the form that copies another group's offsets. Raises InvalidArgumentError if a field is
+        missing or the groups are the same."""
         topic, source = form.needed("topic", "The topic"), form.needed("source", "The other group")
         if source == group:
             raise InvalidArgumentError("a group has its own offsets already: name another one")
@@ -63,22 +66,22 @@ class MoveForm:
 
 
 async def preview_reset(request: Request) -> Response:
-    """Show old and new offsets of a reset, and change nothing."""
+    """Preview an offset reset: show the old and new offsets, without changing them."""
     return await _preview(request, "reset")
 
 
 async def reset(request: Request) -> Response:
-    """Move the offsets."""
+    """Reset a group's offsets in a topic, as the form describes."""
     return await _move(request, "reset")
 
 
 async def preview_copy(request: Request) -> Response:
-    """Show old offsets, and new offsets of another group, and change nothing."""
+    """Preview a copy of another group's offsets: show the old and new offsets, without changing them."""
     return await _preview(request, "copy")
 
 
 async def copy(request: Request) -> Response:
-    """Give the group the offsets of another group."""
+    """Set a group's offsets in a topic to the offsets of another group."""
     return await _move(request, "copy")
 
 
@@ -129,7 +132,7 @@ def _call(cluster: ConsoleCluster, kind: str, wanted: MoveForm, *, dry_run: bool
 
 
 def moved_messages(moves: NewOffsets) -> str:
-    """Return the numbers of messages that are consumed again or left out, in words."""
+    """Describe in words how many messages are consumed again or left out when the offsets move."""
     differences = [new - old for queue, new in moves.items() if (old := moves.old[queue]) is not None]
     back = sum(max(-one, 0) for one in differences)
     ahead = sum(max(one, 0) for one in differences)

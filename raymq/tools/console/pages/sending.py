@@ -1,7 +1,7 @@
-"""Forms that send a message: the message of a form, its send, and the notice with its place.
+"""Forms that send a message: parse the form, send the message, and show a notice with the message's place.
 
-A browser sends each end of a line in a text field as CR LF. The console sends LF again, so a body that was shown and
-sent unedited stays the same. A body that must keep each byte does not come from a field.
+A browser sends each line end of a text field as CR LF. The console converts it back to LF, so a body that was shown and
+sent unedited does not change. A body in which every byte matters is not taken from a text field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SEND_DELAY_MAX_MS: Final = 40 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The fields of a form that sends a message. `delay_ms`: 0 sends the message at once."""
+    """The parsed fields of a form that sends a message. If `delay_ms` is 0, the message is sent without a
+    delay."""
 
     topic: str
     body: bytes
@@ -36,14 +37,15 @@ class MessageForm:
     delay_ms: int
 
     def message(self, now_ms: int) -> Message:
-        """Return the message that is sent at `now_ms` (ms since 1970). IllegalNameError, MessageIllegalError."""
+        """Build the message to send at time `now_ms` (ms since 1970). Raises IllegalNameError or MessageIllegalError if
+        the fields are not a valid message."""
         deliver_at_ms = now_ms + self.delay_ms if self.delay_ms else None
         return Message(self.topic, self.body, self.tags, self.keys, dict(self.properties), deliver_at_ms=deliver_at_ms)
 
 
 def new_message(topic: str, form: Form) -> MessageForm:
-    """Read a form with the fields body, tags, keys (between spaces), properties (a line NAME=VALUE each) and delay.
-    InvalidArgumentError."""
+    """Parse a form for a new message with the fields body, tags, keys (separated by spaces), properties (one NAME=VALUE
+    per line) and delay. Raises InvalidArgumentError if a field is missing or invalid."""
     return MessageForm(
         topic,
         _body(form),
@@ -55,8 +57,8 @@ def new_message(topic: str, form: Form) -> MessageForm:
 
 
 def message_again(form: Form, message: MessageExt) -> MessageForm:
-    """Read a form that sends `message` again, with the fields topic, delay, and body if `edited` is set.
-    InvalidArgumentError."""
+    """Parse a form that sends a copy of `message`, with the fields topic and delay, and the field body if `edited` is
+    set. Raises InvalidArgumentError if a field is missing or invalid."""
     return MessageForm(
         form.needed("topic", "the topic"),
         _body(form) if form.text("edited") else message.body,
@@ -68,7 +70,8 @@ def message_again(form: Form, message: MessageExt) -> MessageForm:
 
 
 async def send_and_go_back(request: Request, action: str, message: MessageForm, back: str) -> Response:
-    """Send a message once, and show the page `back`. The audit log has the message's size, and not its body."""
+    """Send a message once, and redirect to the page `back`. The audit log contains the size of the message, but not its
+    body."""
     arguments = {"topic": message.topic, "bytes": len(message.body), "delay_ms": message.delay_ms or None}
     try:
         sent: SendResult = await audited(
@@ -95,7 +98,8 @@ async def send_and_go_back(request: Request, action: str, message: MessageForm, 
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Read properties from lines NAME=VALUE. InvalidArgumentError."""
+    """Parse properties from lines of the form NAME=VALUE. Raises InvalidArgumentError if a line has another
+    form."""
     properties: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         name, separator, value = line.partition("=")
@@ -106,7 +110,8 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_delay_ms(text: str) -> int:
-    """Read a delay such as 30s, 5m, 2h or 1d, in ms; 0 for none. InvalidArgumentError."""
+    """Parse a delay such as 30s, 5m, 2h or 1d and return it in ms; 0 for an empty text or "0". Raises
+    InvalidArgumentError if the text is not a delay of at most 40 days."""
     text = text.strip().removeprefix("+")
     if not text or text == "0":
         return 0

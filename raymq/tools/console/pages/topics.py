@@ -1,4 +1,5 @@
-"""`/topics`, `/topics/T`: topics, their queues, groups and routes; create, change and delete them."""
+"""`/topics`, `/topics/T`: pages of topics, their queues, groups and routes, with actions to create, change and delete
+topics."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ MESSAGE_TYPES: Final = (
     ("transaction", "transaction"),
 )
 TOPIC_COLUMNS: Final = ("topic", "queues", "messages", "rate", "groups", "perm", "attributes")
-"""The columns of the list as a file."""
+"""The columns of the exported list of topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicGroup:
-    """A group that consumes a topic, with its lag in the topic, in messages and in time."""
+    """A consumer group of a topic, with the group's lag in the topic, in messages and in time."""
 
     group: str
     members: int
@@ -49,11 +50,12 @@ class TopicGroup:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """All about one topic. `since_ms`: when the first message of a queue was stored, in ms since 1970, by queue.
-    `rate`, `bytes_rate`: put into the topic per second, over the last minute; None if no broker answered.
+    """Everything that the page of one topic shows. `since_ms`: for each queue, the store time of its first message, in
+    ms since 1970. `rate`, `bytes_rate`: messages and bytes stored in the topic per second, over the last minute; None
+    if no broker answered.
 
-    `error`: the store's error if the queues' offsets are unknown; the offsets are 0 then. `missing`: questions without
-    an answer, a sentence each.
+    `error`: the store's error if the queues' offsets are unknown; the offsets are then 0. `missing`: a sentence for
+    each request that was not answered.
     """
 
     route: TopicRoute
@@ -67,7 +69,8 @@ class TopicView:
 
 
 def topic_view(admin: Admin, topic: str) -> TopicView:
-    """Ask for all about one topic, in few calls to each broker group. TopicNotExistError."""
+    """Request everything about one topic from the cluster, in few calls to each broker group. Raises TopicNotExistError
+    if the topic does not exist."""
     route = admin.topic_route(topic)
     answers, silent = broker_readings(admin)
     missing, error = [f"{one.server}: {one.reason}" for one in silent], ""
@@ -94,7 +97,7 @@ def topic_view(admin: Admin, topic: str) -> TopicView:
 
 
 def _groups_of(topic: str, answers: Iterable[BrokerReadings], members: Mapping[str, int]) -> list[TopicGroup]:
-    """Return the groups that consume a topic. `members`: the number of members of each group."""
+    """Return the groups that consume a topic, with their lag. `members`: the number of members of each group."""
     found: dict[str, list[GroupReading]] = {}
     for answer in answers:
         for (group, name), reading in answer.groups.items():
@@ -112,20 +115,20 @@ def _groups_of(topic: str, answers: Iterable[BrokerReadings], members: Mapping[s
 
 
 async def topic_list(request: Request) -> Response:
-    """Show all topics, and a form for a new topic."""
+    """Show the page with all topics, and a form for a new topic."""
     console = console_of(request)
     values = {"topics": await console.topics(), "types": MESSAGE_TYPES, "sparkline": console.sparkline}
     return page(request, "topics.html", values)
 
 
 async def topic_page(request: Request) -> Response:
-    """Show one topic."""
+    """Show the page of one topic."""
     view = await _view(request)
     return page(request, "topic.html", {"topic": view.route.topic, "view": view, "types": MESSAGE_TYPES})
 
 
 async def topics_json(request: Request) -> Response:
-    """Return the JSON of `raymq topic list --json`."""
+    """Return the same JSON as `raymq topic list --json`."""
     snapshot = await console_of(request).topics()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -135,7 +138,7 @@ async def topics_json(request: Request) -> Response:
 
 
 async def export(request: Request) -> Response:
-    """Return the list as a file, CSV or JSON."""
+    """Return the list of topics as a file, CSV or JSON."""
     snapshot = await console_of(request).topics()
     if snapshot.value is None:
         raise ServiceNotAvailableError(snapshot.error)
@@ -143,7 +146,7 @@ async def export(request: Request) -> Response:
 
 
 async def topic_json(request: Request) -> Response:
-    """Return the JSON of `raymq topic describe T --json`."""
+    """Return the same JSON as `raymq topic describe T --json`."""
     view = await _view(request)
     queues = [
         {
@@ -159,7 +162,7 @@ async def topic_json(request: Request) -> Response:
 
 
 async def create(request: Request) -> Response:
-    """Create a topic."""
+    """Create a topic from the values of the form."""
     form = await form_of(request)
     try:
         topic = form.needed("topic", "The name")
@@ -211,7 +214,7 @@ async def update(request: Request) -> Response:
 
 
 async def set_order(request: Request) -> Response:
-    """Set the queues of an order topic, or make it an ordinary topic."""
+    """Set the queues of an order topic, or turn an order topic into an ordinary topic."""
     topic, form = request.path_params["topic"], await form_of(request)
     config = form.text("config") or None
     return await change(
@@ -225,7 +228,7 @@ async def set_order(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Delete a topic if the user typed its name."""
+    """Delete a topic if the user typed the topic's name as confirmation."""
     topic, form = request.path_params["topic"], await form_of(request)
     if form.text("confirm") != topic:
         error = InvalidArgumentError(f"type the topic's name, {topic}, to delete it")
@@ -251,7 +254,8 @@ def _address(topic: str) -> str:
 
 
 def _retention_s(form: Form) -> float | None:
-    """Read the field `retention`, such as 12h or 7d, in seconds; 0 for the store's setting; None for an empty field."""
+    """Parse the form field `retention`, such as 12h or 7d, to seconds. Returns 0 for the store's own setting, and None
+    for an empty field."""
     text = form.text("retention")
     return None if not text else 0.0 if text == "0" else parse_delay_levels(text)[0] / 1000
 

@@ -1,1 +1,1 @@
-"""Rights in the console: tokens, sessions, the gate that asks for them, and headers of answers."""
+"""Access control of the web console: tokens, sessions, the middleware that checks them, and security headers."""

@@ -1,12 +1,14 @@
-"""The gate: ASGI middleware in front of all routes, which knows the user, and lets changes through or not.
+"""ASGI middleware in front of all routes that identifies the user, and refuses requests that the user may not make.
 
     no user      pages lead to the login, /api/ and scripts get 401 or 403; only the login, its files and /healthz open
     a change     every method but GET and HEAD: by an admin, from a page of this origin, and not while `read_only`
 
-A browser says where a request comes from in Sec-Fetch-Site, and older ones in Origin; a page of another site cannot
-forge either. A script that sends a token with each request sends neither, and no cookie that could be borrowed.
+A browser states the origin of a request in Sec-Fetch-Site; older browsers state it in Origin. A page of another site
+cannot forge either header. A script that sends a token with each request sends neither header, and no cookie that
+another site could use.
 
-Headers of every answer: no script, style or frame but the console's own, no guessing of types, nothing kept.
+Headers of every response: only the console's own scripts, styles and frames are allowed, browsers must not guess
+content types, and responses are not cached.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from raymq.tools.console.settings import ConsoleSettings
 SESSION_COOKIE: Final = "raymq_session"
 OPEN_PATHS: Final = ("/login", "/healthz", "/favicon.ico")
 OWN_SESSION_PATHS: Final = ("/login", "/logout")
-"""Changes of one's own session, which viewers may make, too."""
+"""Paths where POST changes only the user's own session, so viewers may use it, too."""
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _READS: Final = ("GET", "HEAD")
 
 
 class AuthMiddleware:
-    """The middleware. Puts the ConsoleUser of a request into its scope as `user`, None at the login."""
+    """Middleware that checks the user of each request. It stores the ConsoleUser in the request's scope as `user`; None
+    on pages that need no login."""
 
     def __init__(
         self,
@@ -60,7 +63,8 @@ class AuthMiddleware:
         await (refusal or self._app)(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Response | None:
-        """Put the user into the scope; the answer for those who may not go on."""
+        """Store the user in the scope. Returns the response if the request is refused or must log in; None if it may
+        continue."""
         connection = HTTPConnection(scope)
         path = scope["path"].removeprefix(self._settings.base_path) or "/"
         is_open = path in OPEN_PATHS or path.startswith("/static/")
@@ -78,8 +82,8 @@ class AuthMiddleware:
         return None
 
     def _refuse_host(self, scope: Scope) -> Response | None:
-        """Without tokens only this machine's own names count: else a page elsewhere could give its name this
-        machine's address, and be let in."""
+        """Refuse requests for another host name than localhost if the console has no login. Otherwise a site elsewhere
+        could give its own name this machine's address, and be admitted."""
         if not self._settings.open_to_all:
             return None
         parts = _parts_of(f"//{Headers(scope=scope).get('host', '')}")
@@ -95,7 +99,8 @@ class AuthMiddleware:
         return None
 
     def _user(self, connection: HTTPConnection) -> tuple[ConsoleUser | None, Response | None]:
-        """The user of a request, and the answer for one that brings a wrong token."""
+        """Return the user of a request, or None without a user; and the refusal if the request's token is
+        wrong."""
         address, now_s = address_of(connection), self._clock()
         kind, _, token = connection.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -118,7 +123,8 @@ class AuthMiddleware:
             return JSONResponse(
                 {"error": "log in, or send Authorization: Bearer TOKEN"}, 401, {"WWW-Authenticate": "Bearer"}
             )
-        if headers.get("hx-request"):  # a part of a page that is open: the whole page goes to the login, and comes back
+        # htmx requests a part of an open page: redirect the whole page to the login, and return to the page afterwards
+        if headers.get("hx-request"):
             page = _parts_of(headers.get("hx-current-url", ""))
             login += (
                 ""
@@ -131,25 +137,27 @@ class AuthMiddleware:
         return RedirectResponse(login + self._next(path, scope["query_string"].decode("latin-1")), 303)
 
     def _next(self, path: str, query: str) -> str:
-        """The query of the login by which it leads back to a page; none for the first page."""
+        """Return the query string that makes the login page redirect to this page afterwards; empty for the overview
+        page."""
         page = f"{path}?{query}" if query else path
         return "" if page in ("", "/") else f"?next={quote(page, safe='')}"
 
 
 def from_own_page(headers: Headers, scheme: str) -> bool:
-    """True if a change may come from where the request says that it comes from."""
+    """Return True if a change comes from a page of the console itself, or from a script without a session."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
     origin = headers.get("origin")
     if origin is None:
-        return headers.get("cookie") is None  # no browser: it has no session that another site could use
+        # not a browser: without a cookie it has no session that another site could use
+        return headers.get("cookie") is None
     parts = _parts_of(origin)
     return parts is not None and parts.scheme in (scheme, "https") and parts.netloc == headers.get("host")
 
 
 def _parts_of(address: str) -> SplitResult | None:
-    """The parts of an address that a client sent; None if it is none."""
+    """Split a URL that a client sent into its parts; returns None if the text is not a URL."""
     try:
         return urlsplit(address)
     except ValueError:
@@ -157,7 +165,7 @@ def _parts_of(address: str) -> SplitResult | None:
 
 
 def address_of(connection: HTTPConnection) -> str:
-    """The client's address, "" if the server does not know it."""
+    """Return the client's IP address; "" if the server cannot determine it."""
     return connection.client.host if connection.client is not None else ""
 
 
@@ -179,7 +187,8 @@ SECURITY_HEADERS: Final = {
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds the headers. Answers are not kept by the browser, unless they say how long."""
+    """ASGI middleware that adds the security headers to each response. Unless a response states how long it may be
+    cached, browsers must not cache it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

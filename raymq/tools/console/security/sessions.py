@@ -1,7 +1,7 @@
-"""Users of the console, their roles and sessions; in memory, so that a restart of the console asks everybody to log
-in.
+"""Users of the console, their roles and their sessions. They are kept in memory only, so after a restart of the console
+all users must log in again.
 
-Pure: the time comes in. Called from the application's one event loop.
+No I/O and no clock: callers pass the time. Called only from the application's event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """An admin may change things; a viewer only looks."""
+    """The role of a console user: an admin may change things; a viewer may only read."""
 
     ADMIN = "admin"
     VIEWER = "viewer"
@@ -22,8 +22,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleUser:
-    """Somebody who is logged in. `name` is what they called themselves, for the audit; a token is shared, so it is no
-    proof. `session` is the id of their session, "" for a script that sends its token with each request."""
+    """A user who is logged in to the console. `name` is the name that the user entered at login, for the audit log; it
+    proves nothing, because a token may be shared. `session` is the id of the user's session, "" for a script that sends
+    its token with each request."""
 
     name: str
     role: Role
@@ -32,19 +33,19 @@ class ConsoleUser:
 
     @property
     def is_admin(self) -> bool:
-        """True for those who may change things."""
+        """True if the user may change things."""
         return self.role is Role.ADMIN
 
 
 SESSION_LIFE_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1_000
-"""The oldest session ends when there would be more."""
+"""Maximum number of sessions in memory. A further login ends the oldest session."""
 NOTICES_MAX: Final = 5
 
 
 @dataclass(slots=True)
 class Notice:
-    """A sentence that the next page shows. `kind` is "done" or "failed"."""
+    """A sentence that is shown on the user's next page. `kind` is "done" or "failed"."""
 
     kind: str
     text: str
@@ -52,7 +53,7 @@ class Notice:
 
 @dataclass(slots=True)
 class Session:
-    """Somebody's session, until `ends_s`, with the notices that their next page shows."""
+    """A user's session. It expires at `ends_s`. `notices` are shown on the user's next page."""
 
     user: ConsoleUser
     ends_s: float
@@ -60,13 +61,13 @@ class Session:
 
 
 class Sessions:
-    """The sessions by their random ids."""
+    """The sessions of all console users, by random session id."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def begin(self, name: str, role: Role, address: str, now_s: float) -> Session:
-        """A new session, with an id that nobody can guess."""
+        """Create a session with an id that cannot be guessed."""
         session_id = secrets.token_urlsafe(32)
         session = Session(ConsoleUser(name, role, address, session_id), now_s + SESSION_LIFE_S)
         self._sessions[session_id] = session
@@ -75,7 +76,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, now_s: float) -> Session | None:
-        """The session with this id, None if it ended or never was."""
+        """Return the session with this id; None if it does not exist or has expired."""
         session = self._sessions.get(session_id)
         if session is not None and now_s >= session.ends_s:
             del self._sessions[session_id]
@@ -83,5 +84,5 @@ class Sessions:
         return session
 
     def end(self, session_id: str) -> None:
-        """End a session, if it is there."""
+        """End a session, if it exists."""
         self._sessions.pop(session_id, None)

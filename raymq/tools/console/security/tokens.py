@@ -1,7 +1,8 @@
-"""Tokens: that of the admins is Ray's own, that of the viewers is in a file of theirs.
+"""Tokens of the console: admins use Ray's own token; viewers use a token from a file of their own.
 
-A token of LONG_TOKEN_CHARACTERS or more cannot be guessed, so it is compared at once, however many wrong tokens came
-before. What a person may have chosen, such as the super user's secret, is behind a GuardedCheck, which bounds guesses.
+A token of LONG_TOKEN_CHARACTERS or more cannot be guessed, so it is compared at once, however many wrong tokens were
+sent before. A secret that a person may have chosen, such as the super user's secret, is checked by a GuardedCheck,
+which limits the number of guesses.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from raymq.tools.console.security.sessions import Role
 from raymq.tools.console.settings import no_secret
 
 LONG_TOKEN_CHARACTERS: Final = 32
-"""A random token of so many hexadecimal digits has 128 bits."""
+"""Minimum length of a token that cannot be guessed: this many random hexadecimal digits have 128 bits."""
 WRONG_SECRETS_MAX: Final = 20
 WRONG_SECRETS_S: Final = 30.0
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, without the white space around it. ConfigError if there is none."""
+    """Return the token in a file, without the white space around it. Raises ConfigError if the file is unreadable or
+    contains no token."""
     try:
         token = path.read_text().strip()
     except OSError as error:
@@ -36,15 +38,16 @@ def read_token(path: Path) -> str:
 
 
 def same_token(given: str, wanted: str) -> bool:
-    """True if both are the same text; takes as long for a wrong one that begins right."""
+    """Return True if both tokens are equal. The comparison takes constant time, so that its duration reveals nothing
+    about the token."""
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def ray_token_check(token_file: Path | None = None) -> Callable[[str], bool]:
-    """A function that tells if a text is the cluster's token, as Ray itself checks it.
+    """Return a function that checks whether a text is the cluster's token, in the same way as Ray.
 
-    Ray has no public function for that. Where its own one has moved, the text is compared with the token in
-    `token_file`; without a file nobody is an admin then.
+    Ray has no public function for this check. If Ray's private function no longer exists, the text is compared with the
+    token in `token_file`. Without a file no user is then an admin.
     """
     try:
         from ray._private.authentication.authentication_utils import validate_request_token
@@ -62,22 +65,25 @@ def ray_token_check(token_file: Path | None = None) -> Callable[[str], bool]:
 
 
 class GuardedCheck:
-    """A check of secrets that can be guessed, which bounds the guesses of everybody together.
+    """Checks secrets that can be guessed, and limits the number of guesses of all clients together.
 
-    `check` returns the name of the role that a secret gives, "" for a wrong one. After WRONG_SECRETS_MAX wrong secrets
-    within WRONG_SECRETS_S, a secret that has not been right before is not looked at: SystemBusyError says for how long.
-    A secret that has been right once is always taken, at once. Called from the application's one event loop.
+    `check` returns the name of the role that a secret gives, "" for a wrong secret. After WRONG_SECRETS_MAX wrong
+    secrets within WRONG_SECRETS_S, a secret that has not been accepted before is not checked: SystemBusyError states
+    how long to wait. A secret that was accepted once is always accepted at once. Called only from the application's
+    event loop.
     """
 
     def __init__(self, check: Callable[[str], str], clock: Callable[[], float] = time.monotonic) -> None:
         self._check, self._clock = check, clock
         self._key = secrets.token_bytes(32)
         self._right: dict[bytes, str] = {}
-        """The roles of right secrets, by their keyed digests: as many as there are secrets."""
+        """The roles of accepted secrets, by the secrets' keyed digests. The number of entries is bounded by the number
+        of secrets."""
         self._wrong_s: deque[float] = deque(maxlen=WRONG_SECRETS_MAX)
 
     def __call__(self, given: str) -> str:
-        """The name of the role that a secret gives, "" if it is wrong. SystemBusyError if it was not looked at."""
+        """Return the name of the role that a secret gives, "" for a wrong secret. Raises SystemBusyError if the secret
+        is not checked because of too many wrong secrets."""
         digest = hmac.digest(self._key, given.encode(), "sha256")
         known, now_s = self._right.get(digest), self._clock()
         if known is not None:
@@ -99,7 +105,8 @@ def role_of_token(
     viewer_token: str | None,
     guarded: Callable[[str], str] = no_secret,
 ) -> Role | None:
-    """The role that a token gives, None if it is wrong. SystemBusyError from `guarded`, which is asked last."""
+    """Return the role that a token gives, None for a wrong token. `guarded` is called last; its SystemBusyError is
+    passed on."""
     if is_admin(given):
         return Role.ADMIN
     if viewer_token is not None and same_token(given, viewer_token):

@@ -1,1 +1,1 @@
-"""The ground of all pages of the console: calls to the cluster, rendering, forms, changes and their audit."""
+"""Code that all pages of the console share: calls to the cluster, rendering, forms, changes and their audit."""

@@ -1,6 +1,6 @@
-"""Answers: pages, parts of pages, and errors as pages.
+"""HTTP responses of the console: pages, parts of pages, and error pages.
 
-A page that refreshes itself has a block `live`: a request of htmx gets only that.
+A page that refreshes itself has a template block `live`: a request by htmx gets only this block.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STATUS: Final = (
 
 
 def page(request: Request, template: str, values: dict[str, Any] | None = None, *, status: int = 200) -> Response:
-    """A template with these values, or its block `live` if htmx asks. Templates also have `user`, `path` (below
-    the base path), `now_ms`, `notices`, `settings` and `may_change`."""
+    """Render a template with these values, or only its block `live` if htmx sent the request. Templates also get
+    `user`, `path` (below the base path), `now_ms`, `notices`, `settings` and `may_change`."""
     console = console_of(request)
     user: ConsoleUser | None = request.scope.get("user")
     is_live = is_part(request) and console.renderer.has_block(template, LIVE_BLOCK)
@@ -69,23 +69,25 @@ def page(request: Request, template: str, values: dict[str, Any] | None = None, 
 
 
 def is_part(request: Request) -> bool:
-    """True if htmx asks for a part of a page that is open already."""
+    """Return True if htmx requests a part of a page that is already open in the browser."""
     return "hx-request" in request.headers
 
 
 def wants_json(request: Request) -> bool:
-    """True for scripts: below /api/, or with an Accept header that says so."""
+    """Return True if the client is a script that wants JSON: the path is below /api/, or the Accept header asks for
+    JSON."""
     path = request.url.path.removeprefix(console_of(request).settings.base_path)
     return path.startswith("/api/") or request.headers.get("accept", "").startswith("application/json")
 
 
 def redirect(request: Request, path: str) -> Response:
-    """To another page of the console, by GET."""
+    """Redirect the browser to another page of the console, by GET."""
     return RedirectResponse(console_of(request).settings.base_path + path, 303)
 
 
 def refused(request: Request, error: InvalidArgumentError, path: str) -> Response:
-    """Back to the page with the form, which shows the error; a script gets it with status 400."""
+    """Redirect to the page of the form, which then shows the error. A script gets the error as JSON with status
+    400."""
     if wants_json(request):
         return JSONResponse({"outcome": str(error)}, 400)
     notify(request, "failed", sentence(str(error)))
@@ -93,7 +95,7 @@ def refused(request: Request, error: InvalidArgumentError, path: str) -> Respons
 
 
 def set_session_cookie(request: Request, response: Response, session: Session) -> None:
-    """Give the session's id to the browser, which shows it to no script and no other site."""
+    """Store the session's id in a cookie that neither scripts nor other sites can read or send."""
     settings = console_of(request).settings
     response.set_cookie(
         SESSION_COOKIE,
@@ -107,18 +109,19 @@ def set_session_cookie(request: Request, response: Response, session: Session) -
 
 
 async def raymq_error(request: Request, error: Exception) -> Response:
-    """The page about an error of the cluster or of what was asked: its sentence, and the way back."""
+    """Show the error page for a RaymqError: its text, and a link to try again."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
     return _error_page(request, status, str(error))
 
 
 async def console_error(request: Request, error: Exception) -> Response:
-    """The page about an error of the console itself, which the server logs; the reader gets nothing of it."""
+    """Show the error page for a failure of the console itself. The server logs the failure; the page contains no
+    details."""
     return _error_page(request, 500, "The console itself failed; its log has more.")
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """The page about an address that is not there, or a method that it does not have."""
+    """Show the error page for a path that does not exist, or a method that the path does not allow."""
     assert isinstance(error, HTTPException)
     text = "There is no such page." if error.status_code == 404 else error.detail
     return _error_page(request, error.status_code, text)

@@ -1,6 +1,7 @@
-"""Changes: forms as values, and the one place that makes changes and writes each into the audit log, with its outcome.
+"""Parse forms, make changes, and write each change into the audit log with its outcome.
 
-The access check admits only admins to changes, and only from a page of this origin.
+All changes of the console are made by this module. The access check admits only admins to changes, and only from a page
+of this origin.
 """
 
 from __future__ import annotations
@@ -27,37 +28,40 @@ logger = logging.getLogger(__name__)
 
 FORM_FIELDS_MAX: Final = 1_000
 FORM_BODY_MAX_BYTES: Final = MAX_MESSAGE_SIZE_BYTES + 64 * 1024
-"""The largest field of a form: a message's body."""
+"""Maximum number of bytes of a form field. The largest field is a message body."""
 
 
 class Form:
-    """The fields of a form or of an address. Raises InvalidArgumentError."""
+    """The fields of a form, or of a URL's query string. Methods raise InvalidArgumentError if a field is missing or
+    invalid."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a field without white space around it."""
+        """Return a field's text without surrounding white space; `default` if the field is empty."""
         return self._fields.get(name, default).strip() or default
 
     def raw(self, name: str) -> str:
-        """Return a field as it was sent."""
+        """Return a field's text exactly as the browser sent it."""
         return self._fields.get(name, "")
 
     def needed(self, name: str, label: str) -> str:
-        """Return a field that must not be empty."""
+        """Return a required field's text. Raises InvalidArgumentError, which names `label`, if the field is
+        empty."""
         text = self.text(name)
         if not text:
             raise InvalidArgumentError(f"{label} is missing")
         return text
 
     def number(self, name: str, label: str, bounds: NumberRange = NOT_NEGATIVE) -> int | None:
-        """Return a whole number, None for an empty field."""
+        """Return a field as an integer; None for an empty field."""
         text = self.text(name)
         return number_of_text(label, text, bounds) if text else None
 
     def time_ms(self, name: str, label: str) -> int | None:
-        """Return a time in ms since 1970, None for an empty field: ISO 8601, UTC unless it names a zone."""
+        """Return a field with an ISO 8601 time in ms since 1970; None for an empty field. The time is UTC unless it
+        names a time zone."""
         text = self.text(name)
         if not text:
             return None
@@ -71,14 +75,14 @@ class Form:
 async def form_of(
     request: Request, *, fields_max: int = FORM_FIELDS_MAX, field_max_bytes: int = FORM_BODY_MAX_BYTES
 ) -> Form:
-    """Return the fields that a page has sent, the last one of several with the same name. HTTPException with status 400
-    for too many or too long fields."""
+    """Return the fields of the form that a page has sent. If several fields have the same name, the last one counts.
+    Raises HTTPException with status 400 if there are too many fields, or a field is too long."""
     async with request.form(max_files=0, max_fields=fields_max, max_part_size=field_max_bytes) as fields:
         return Form({name: value for name, value in fields.multi_items() if isinstance(value, str)})
 
 
 def query_of(request: Request) -> Form:
-    """Return the fields in a page's address."""
+    """Return the fields of the request's query string."""
     return Form(dict(request.query_params))
 
 
@@ -92,11 +96,11 @@ async def change(
     done: str,
     after_failure: str = "",
 ) -> Response:
-    """Make a change, write it into the audit log, and show the page `then` with the sentence `done`. After a failure,
-    show the error on the page `after_failure`, by default `then`.
+    """Make a change, write it into the audit log, and redirect to the page `then`, which shows the sentence `done`.
+    After a failure, show the error on the page `after_failure`, by default `then`.
 
-    `action`: a few words, as `raymq` has them: "topic create". `arguments` with value None are left out of the audit
-    log; no argument may hold a body or a token. A script gets the outcome as JSON.
+    `action`: a few words, as in the commands of `raymq`: "topic create". `arguments` with value None are left out of
+    the audit log; no argument may contain a message body or a token. A script gets the outcome as JSON.
     """
     try:
         await audited(request, action, arguments, call)
@@ -114,8 +118,8 @@ async def change(
 async def audited(
     request: Request, action: str, arguments: Mapping[str, Any], call: Callable[[ConsoleCluster], Any]
 ) -> Any:
-    """Return the result of a call that changes something, and write its outcome into the audit log. Raises what the
-    call raises."""
+    """Make a call that changes the cluster, and write its outcome into the audit log. Returns the call's result, or
+    raises its error."""
     console = console_of(request)
     outcome = "an error of the console itself; its log has more"
     try:
@@ -131,8 +135,8 @@ async def audited(
 
 
 async def write_audit(request: Request, action: str, arguments: Mapping[str, Any], outcome: str) -> None:
-    """Write a change that was tried into the audit log. If the cluster does not store the entry, the console's log has
-    it and the next page says so: the change itself has happened."""
+    """Write a change into the audit log, whether it succeeded or failed. If the cluster does not store the entry, no
+    error is raised: the entry is logged by the console, and the user's next page shows a notice."""
     console, user = console_of(request), user_of(request)
     entry = AuditEntry(
         time.time_ns() // 1_000_000,

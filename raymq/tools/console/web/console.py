@@ -1,4 +1,4 @@
-"""Console: the state that the pages of an application share."""
+"""Console: the state that all pages of one console application share."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 class Console:
-    """The cluster and the calls to it, the cached lists, the rates, the sessions, the live tails and the replays. An
-    application has one Console."""
+    """The shared state of a console application: the cluster and the calls to it, cached lists, rates, sessions, live
+    tails and replays. Each application has one Console."""
 
     def __init__(self, cluster: ConsoleCluster, settings: ConsoleSettings) -> None:
         self.settings = settings
@@ -46,30 +46,30 @@ class Console:
         self.snapshots = Snapshots(kept_s=min(settings.refresh_s, SNAPSHOT_KEPT_S))
         self.history = RateHistory()
         self._sparklines: dict[str, str] = {}
-        """Those that were drawn since the last sample, by topic."""
+        """Cached sparklines by topic. They are dropped at each new sample."""
         self.sessions = Sessions()
         self.tails = Tails(self._read_tail, rate=settings.tail_rate, max_viewers=settings.max_viewers)
         self.replays = Replays()
 
     async def ask(self, call: Callable[[ConsoleCluster], T], timeout_s: float = PAGE_QUERY_TIMEOUT_S) -> T:
-        """Run a call to the cluster in the pool of threads, and return its result. Raises what the call raises, and
+        """Run a call to the cluster in the pool of threads, and return its result. Raises the call's error, or
         RequestTimeoutError after `timeout_s`."""
         return await self.calls.call(call, timeout_s)
 
     async def cluster(self) -> CachedAnswer[ClusterView]:
-        """Return the cluster, at most a few seconds old."""
+        """Return the state of the cluster, from a cache that is at most a few seconds old."""
         return await self._cached("cluster", lambda cluster: cluster.control.cluster())
 
     async def topics(self) -> CachedAnswer[Listing[TopicRow]]:
-        """Return the list of topics, at most a few seconds old."""
+        """Return the list of topics, from a cache that is at most a few seconds old."""
         return await self._cached("topics", lambda cluster: list_topics(cluster.admin))
 
     async def groups(self) -> CachedAnswer[Listing[GroupRow]]:
-        """Return the list of groups, at most a few seconds old."""
+        """Return the list of groups, from a cache that is at most a few seconds old."""
         return await self._cached("groups", lambda cluster: list_groups(cluster.admin))
 
     async def producers(self) -> CachedAnswer[list[ProducerConnection]]:
-        """Return the clients that produce, at most a few seconds old."""
+        """Return the connected producers, from a cache that is at most a few seconds old."""
         return await self._cached("producers", lambda cluster: cluster.admin.producer_connections())
 
     async def _cached(self, name: str, call: Callable[[ConsoleCluster], T]) -> CachedAnswer[T]:
@@ -83,12 +83,13 @@ class Console:
                 self._sparklines.clear()
             except RaymqError as error:
                 logger.info("no sample of the cluster's figures: %s", error)
-            except Exception:  # the charts go on after it
+            except Exception:  # a failed sample must not stop the sampling
                 logger.exception("no sample of the cluster's figures")
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def sparkline(self, topic: str) -> str:
-        """Return the points of a topic's messages in per second, over the last hour; "" if unknown."""
+        """Return the sparkline points of a topic's incoming messages per second over the last hour; "" if they are
+        unknown."""
         if topic not in self._sparklines:
             self._sparklines[topic] = spark_points(self.history.topics.growth(topic))
         return self._sparklines[topic]
@@ -97,11 +98,12 @@ class Console:
         return await self.ask(lambda cluster: cluster.admin.tail(topic, positions, max_messages=most))
 
     def close_streams(self) -> None:
-        """End all live tails: a server that stops would wait for their connections."""
+        """End all live tails. Otherwise a server that stops would wait for their connections."""
         self.tails.close()
 
     def close(self) -> None:
-        """Refuse further calls, and end each replay after its current letter."""
+        """End all live tails, refuse further calls to the cluster, and stop each replay after the dead letter that it
+        currently sends."""
         self.close_streams()
         self.replays.close()
         self.calls.close()
@@ -112,7 +114,7 @@ def _figures(cluster: ConsoleCluster) -> ClusterFigures:
 
 
 def console_of(request: Request) -> Console:
-    """Return the console that a request came to."""
+    """Return the Console of the application that serves this request."""
     console: Console = request.app.state.console
     return console
 

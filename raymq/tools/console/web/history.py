@@ -1,9 +1,10 @@
-"""The last hour: rings of samples of the cluster's counters, of each topic and of each group. Pure: a sample has its
-time.
+"""Samples of the last hour: counters of the cluster, of each topic and of each group, in bounded memory. No clock: each
+sample contains its time.
 
-A ring holds at most HISTORIES_MAX names, with 8 bytes for each sample: 1.5 MB for all topics, and for all groups.
+Each NamedHistory keeps at most HISTORIES_MAX names, with 8 bytes for each sample: 1.5 MB for all topics, and the same
+for all groups.
 
-Sparklines: a row of figures as the points of an SVG polyline. Pure.
+Also sparklines: a series of numbers as the points of an SVG polyline.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Final
 SPARK_WIDTH: Final = 90
 SPARK_HEIGHT: Final = 20
 SPARK_POINTS_MAX: Final = 45
-"""The most points: two pixels for each."""
+"""Maximum number of points in a sparkline: one for every two pixels."""
 
 
 def spark_points(figures: Sequence[float | None]) -> str:
-    """The points, `x,y` with spaces between them, of figures from 0 on, the newest at the right end; the largest is at
-    the top. Many figures become means of as many that follow each other. Those that are None are left out; without
-    two that are known there are no points.
+    """Convert a series of numbers to the points of an SVG polyline: `x,y` pairs separated by spaces. The newest number
+    is at the right end, the largest at the top, 0 at the bottom. If there are too many numbers, adjacent ones are
+    averaged. Unknown values (None) are left out. Returns "" if fewer than two points are known.
 
     >>> spark_points([0, 5, 10])
     '0,19 45,10 90,1'
@@ -49,17 +50,18 @@ SAMPLE_INTERVAL_S: Final = 10.0
 HISTORY_S: Final = 3600.0
 SAMPLES_MAX: Final = int(HISTORY_S / SAMPLE_INTERVAL_S) + 1
 HISTORIES_MAX: Final = 500
-"""The most topics, and the most groups, that have a history."""
+"""Maximum number of topics that have a history, and of groups that have a history."""
 _NOT_KNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
-    """Counters of the whole cluster since its servers started. A counter grows until a server restarts.
+    """A sample of the whole cluster's counters. Each counter grows from the start of its server until the server
+    restarts.
 
-    `messages_in`, `bytes_in`: put into topics. `messages_out`: committed by groups. `dead_letters` and `delayed` are
-    numbers of messages now, and no counters. `at_ms`: the time of the sample. `topic_messages`: put into each topic.
-    `group_lags`: messages that each group has not committed now.
+    `messages_in`, `bytes_in`: messages and bytes stored in topics. `messages_out`: messages committed by groups.
+    `dead_letters` and `delayed` are current numbers of messages, not counters. `at_ms`: the time of the sample.
+    `topic_messages`: messages stored in each topic. `group_lags`: messages that each group currently has not committed.
     """
 
     at_ms: int
@@ -74,8 +76,8 @@ class ClusterFigures:
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """Rates per second between two samples, of which the later one is at `at_ms`. None if a counting server has
-    restarted."""
+    """Rates per second between two samples; `at_ms` is the time of the later sample. A rate is None if its counter
+    shrank because a server restarted."""
 
     at_ms: int
     messages_in: float | None
@@ -84,16 +86,16 @@ class RatePoint:
 
 
 class NamedHistory:
-    """The last hour of one figure of each name, for up to HISTORIES_MAX names. A name leaves when a sample lacks it;
-    then new names follow, those with the largest figures first."""
+    """The samples of the last hour of one value per name (topic or group), for up to HISTORIES_MAX names. A name is
+    dropped when a sample does not contain it. New names with the largest values take the free places."""
 
     def __init__(self) -> None:
         self._times: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._values: dict[str, array[int]] = {}
-        """By name, a value for each time."""
+        """For each name, one value per sample time."""
 
     def add(self, at_ms: int, values: Mapping[str, int]) -> None:
-        """Keep a sample."""
+        """Add a sample: the values of all names at time `at_ms`."""
         self._times.append(at_ms)
         self._values = {name: series for name, series in self._values.items() if name in values}
         new = sorted(values.keys() - self._values.keys(), key=lambda name: (-values[name], name))
@@ -104,14 +106,14 @@ class NamedHistory:
             del series[: -len(self._times)]
 
     def values(self, name: str) -> list[tuple[int, int | None]]:
-        """Return the samples of a name, oldest first, with their times in ms since 1970; None before the name existed.
-        Empty for a name without a history."""
+        """Return the samples of a name, oldest first, as (time in ms since 1970, value). The value is None for times
+        before the name existed. Empty if the name has no history."""
         series = self._values.get(name, ())
         return [(at, None if value == _NOT_KNOWN else value) for at, value in zip(self._times, series, strict=False)]
 
     def growth(self, name: str) -> list[float | None]:
-        """Return the growth per second between adjacent samples; None if unknown, or if the figure went back, as after
-        a restart of the server that counts."""
+        """Return the growth per second of a name's value between adjacent samples. The growth is None if it is unknown,
+        or if the value shrank because its server restarted."""
         return [
             None
             if old is None or new is None or new < old or after == before
@@ -121,8 +123,8 @@ class NamedHistory:
 
 
 class RateHistory:
-    """The samples of the last hour, oldest first. `topics`: messages put into each topic. `groups`: the lag of each
-    group."""
+    """The samples of the cluster's counters in the last hour, oldest first. `topics`: the messages stored in each
+    topic. `groups`: the lag of each group."""
 
     def __init__(self) -> None:
         self._samples: deque[ClusterFigures] = deque(maxlen=SAMPLES_MAX)
@@ -130,7 +132,7 @@ class RateHistory:
         self.groups = NamedHistory()
 
     def add(self, sample: ClusterFigures) -> None:
-        """Add a sample, unless it is not later than the last sample."""
+        """Add a sample of the cluster's counters, unless its time is not after the time of the last sample."""
         if not self._samples or sample.at_ms > self._samples[-1].at_ms:
             self.topics.add(sample.at_ms, sample.topic_messages)
             self.groups.add(sample.at_ms, sample.group_lags)
@@ -138,11 +140,11 @@ class RateHistory:
 
     @property
     def newest(self) -> ClusterFigures | None:
-        """The last sample, without topics and groups."""
+        """The newest sample, without the values of topics and groups; None if no sample was taken."""
         return self._samples[-1] if self._samples else None
 
     def points(self) -> Sequence[RatePoint]:
-        """Return the rates between adjacent samples."""
+        """Return the rates between each two adjacent samples, oldest first."""
         return [_rates(before, after) for before, after in pairwise(self._samples)]
 
 

@@ -1,7 +1,7 @@
-"""The lists of topics and of groups, and the figures of the whole cluster, from the readings of its brokers.
+"""The lists of topics and of groups, and the counters of the whole cluster, computed from the readings of the brokers.
 
-A list takes one or two calls to each broker group, whatever the number of topics and groups (`Admin.readings`). The
-console caches a list for some seconds (raymq.tools.console.web.snapshots), so that more viewers make no more calls.
+A list needs one or two calls to each broker group, whatever the number of topics and groups (`Admin.readings`). The
+console caches each list for some seconds (raymq.tools.console.web.snapshots), so that more viewers cause no more calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raymq.tools.console.web.history import ClusterFigures
 from raymq.tools.console.web.texts import permission
 
 BROKER_READINGS_TIMEOUT_S: Final = 3.0
-"""Bounds the call to each broker for its readings. A page waits for 5 s."""
+"""Timeout in seconds of the call to each broker for its readings. It is shorter than the 5 s that a page waits."""
 NO_ANSWER: Final = f"it gave no figures in {BROKER_READINGS_TIMEOUT_S:g} s; see `raymq status`"
 
 Row_co = TypeVar("Row_co", covariant=True)
@@ -27,7 +27,7 @@ Row_co = TypeVar("Row_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """A server that did not answer in time. `reason`: the error, in words."""
+    """A server that did not answer in time. `reason`: the error as text."""
 
     server: str
     reason: str
@@ -35,7 +35,8 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Row_co]):
-    """The rows of the servers that answered, and the `missing` servers, whose rows are not in the list."""
+    """A list of topics or groups: the rows from the servers that answered, and the `missing` servers, whose rows are
+    not in the list."""
 
     rows: tuple[Row_co, ...]
     missing: tuple[NoAnswer, ...] = ()
@@ -43,8 +44,8 @@ class Listing(Generic[Row_co]):
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic in the list, over all broker groups. `perm`: "RW", "R", "W" or "". `messages`: the number of messages in
-    the topic. `rate`: messages per second that were put into the topic, over the last minute. `attributes`: as
+    """One row of the topic list, for all broker groups together. `perm`: "RW", "R", "W" or "". `messages`: the number
+    of messages in the topic. `rate`: messages per second stored in the topic over the last minute. `attributes`: as
     `raymq topic list --json` shows them."""
 
     topic: str
@@ -58,9 +59,10 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group in the list, over all broker groups. `consume_type`: "PUSH", "PULL", "POP", or several with commas; ""
-    without members. `message_model` likewise. `lag`: messages that the group has not consumed. `lag_ms`: the age of the
-    oldest of them, None if unknown. `retries`: messages that wait for a retry."""
+    """One row of the group list, for all broker groups together. `consume_type`: "PUSH", "PULL", "POP", or several with
+    commas; "" without members. `message_model` has the same form. `lag`: the number of messages that the group has not
+    consumed. `lag_ms`: the age of the oldest of these messages, None if unknown. `retries`: the number of messages that
+    wait for a retry."""
 
     group: str
     consume_type: str
@@ -74,7 +76,8 @@ class GroupRow:
 
 
 def broker_readings(admin: Admin, *, with_pairs: bool = True) -> tuple[list[BrokerReadings], tuple[NoAnswer, ...]]:
-    """Ask each broker for its readings. Returns the readings of the brokers that answered, and the other brokers."""
+    """Request the readings of each broker. Returns the readings of the brokers that answered, and the brokers that did
+    not answer."""
     found = admin.readings(BROKER_READINGS_TIMEOUT_S, with_pairs=with_pairs)
     silent = tuple(NoAnswer(name, NO_ANSWER) for name, one in sorted(found.items()) if one is None)
     return [one for one in found.values() if one is not None], silent
@@ -94,9 +97,10 @@ def list_groups(admin: Admin) -> Listing[GroupRow]:
 
 
 def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
-    """Return the counters of the whole cluster, with the time `now_ms` (ms since 1970).
+    """Sample the counters of the whole cluster at time `now_ms` (ms since 1970).
 
-    ServiceNotAvailableError if a broker does not answer: sums without a broker would look like a restart.
+    Raises ServiceNotAvailableError if a broker does not answer: sums without one broker would look as if a server had
+    restarted.
     """
     answers, missing = broker_readings(admin, with_pairs=False)
     if missing:
@@ -115,7 +119,8 @@ def cluster_figures(admin: Admin, now_ms: int) -> ClusterFigures:
 
 
 def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReading]]:
-    """Return the readings of each topic, one for each broker group that has the topic, sorted by topic."""
+    """Group the brokers' readings by topic, sorted by topic: one reading for each broker group that has the
+    topic."""
     found: dict[str, list[TopicReading]] = {}
     for answer in answers:
         for topic, reading in answer.topics.items():
@@ -124,7 +129,8 @@ def topic_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[TopicReadin
 
 
 def group_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[GroupTotals]]:
-    """Return the totals of each group, one for each broker group that has the group, sorted by group."""
+    """Collect the brokers' totals of each consumer group, sorted by group: one entry for each broker group that has the
+    consumer group."""
     found: dict[str, list[GroupTotals]] = {}
     for answer in answers:
         for group, totals in answer.group_totals.items():
@@ -133,7 +139,8 @@ def group_parts(answers: Iterable[BrokerReadings]) -> dict[str, list[GroupTotals
 
 
 def topic_rows(answers: Sequence[BrokerReadings], attributes: Mapping[str, TopicAttributes]) -> tuple[TopicRow, ...]:
-    """Add up the readings of each topic. `attributes`: by topic, for topics whose attributes are known."""
+    """Build the rows of the topic list: add up each topic's readings. `attributes`: the attributes of topics, as far as
+    known."""
     groups: dict[str, set[str]] = {}
     for group, topic in {pair for answer in answers for pair in answer.groups}:
         groups.setdefault(topic, set()).add(group)
@@ -152,7 +159,8 @@ def topic_rows(answers: Sequence[BrokerReadings], attributes: Mapping[str, Topic
 
 
 def group_rows(answers: Iterable[BrokerReadings], connections: Iterable[ConsumerConnection]) -> tuple[GroupRow, ...]:
-    """Add up the totals of each group. `connections`: the consumers of all groups."""
+    """Build the rows of the group list: add up each group's totals. `connections`: the connected consumers of all
+    groups."""
     members: dict[str, list[ConsumerConnection]] = {}
     for one in connections:
         members.setdefault(one.consumer.group, []).append(one)

@@ -1,4 +1,4 @@
-"""Renderer: templates as text. Everything that is put into them is escaped."""
+"""Renderer: renders templates to HTML text. All inserted values are escaped."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ NAVIGATION: Final = (
     ("/cluster", "Cluster"),
     ("/audit", "Audit"),
 )
-"""The pages that each page leads to."""
+"""The pages in the navigation bar of every page: path and title."""
 
 
 class Renderer:
-    """The templates of one console.
+    """Renders the templates of one console.
 
-    All of them have `url(path)`, an address below the console's base path, `static(name)`, that of a file, `refresh`
-    and `refresh_list`, htmx's triggers for parts that refresh themselves, `ui`, the macros of macros.html, and the
-    filters of raymq.tools.console.web.texts and `visible`.
+    All templates can use `url(path)`, the address of a page below the console's base path; `static(name)`, the address
+    of a static file; `refresh` and `refresh_list`, htmx triggers for parts that refresh themselves; `ui`, the macros of
+    macros.html; the filters of raymq.tools.console.web.texts; and `visible`.
     """
 
     def __init__(self, settings: ConsoleSettings) -> None:
@@ -72,18 +72,18 @@ class Renderer:
         environment.globals["ui"] = environment.get_template("macros.html").module
 
     def render(self, template: str, values: dict[str, Any], block: str = "") -> str:
-        """The text of a template, or of one block of it."""
+        """Render a template, or only one block of it, to text."""
         found = self._environment.get_template(template)
         if not block:
             return found.render(values)
         return "".join(found.blocks[block](found.new_context(values)))
 
     def has_block(self, template: str, block: str) -> bool:
-        """True if the template itself has a block of this name."""
+        """Return True if the template itself (not a template that it extends) has a block of this name."""
         return block in self._environment.get_template(template).blocks
 
 
 @cache
 def file_version(name: str) -> str:
-    """A few digits that change with a file, so that browsers may keep it."""
+    """Return a few digits that change with a file's content, so that browsers may cache the file."""
     return hashlib.sha256((STATIC_DIRECTORY / name).read_bytes()).hexdigest()[:12]

@@ -1,11 +1,11 @@
-"""Answers that many pages share, cached for a few seconds.
+"""A cache for answers of the cluster that many pages share, and the thread pool for calls to the cluster.
 
-The console asks for each list at most every SNAPSHOT_KEPT_S, however many people look. If the cluster does not answer,
-the page shows the last answer, with its age and the reason.
+The console requests each list at most every SNAPSHOT_KEPT_S, however many users look at it. If the cluster does not
+answer, the page shows the last answer, with its age and the error.
 
 Calls to the cluster run in a bounded pool of threads, each with a timeout. After its timeout a page no longer waits for
-a call; the thread stays busy until the call's own timeout. If all threads are busy, further calls wait within their
-timeout. More than CALLS_WAITING_MAX waiting calls are refused at once.
+a call, but the thread stays busy until the call's own timeout. If all threads are busy, further calls wait within their
+timeout. If more than CALLS_WAITING_MAX calls wait, further calls are refused at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer(Generic[T]):
-    """An answer, `age_s` old. `error`: empty for a fresh answer. `value`: None if there never was an answer."""
+    """A cached answer of the cluster, and its age `age_s` in seconds. `error`: why the cache could not be refreshed;
+    empty for a fresh answer. `value`: None if no call has succeeded yet."""
 
     value: T | None
     age_s: float = 0.0
@@ -36,7 +37,7 @@ class CachedAnswer(Generic[T]):
 
 
 class Snapshots:
-    """The cached answers by name. Used from one event loop."""
+    """A cache of answers of the cluster, by name. Only one event loop may use it."""
 
     def __init__(self, *, kept_s: float = SNAPSHOT_KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._kept_s = kept_s
@@ -45,8 +46,8 @@ class Snapshots:
         self._asking: dict[str, asyncio.Task[str]] = {}
 
     async def get(self, name: str, ask: Callable[[], Awaitable[T]]) -> CachedAnswer[T]:
-        """Return the cached answer if it is young enough, else the answer of `ask`. Concurrent callers share one call.
-        Never raises: the error is in the answer."""
+        """Return the cached answer `name` if it is young enough; else call `ask` and cache the result. Concurrent
+        callers share one call. A RaymqError is not raised; its text is in the returned answer."""
         value, at_s = self._values.get(name, (None, 0.0))
         if name in self._values and self._clock() - at_s < self._kept_s:
             return CachedAnswer(value, self._clock() - at_s)
@@ -58,7 +59,7 @@ class Snapshots:
         return CachedAnswer(value, self._clock() - at_s, error)
 
     async def _ask(self, name: str, ask: Callable[[], Awaitable[Any]]) -> str:
-        """Ask, and cache the answer. Returns the error, "" without one."""
+        """Call `ask` and cache its result. Returns the error text, or "" on success."""
         try:
             value = await ask()
         except RaymqError as error:
@@ -69,20 +70,20 @@ class Snapshots:
         return ""
 
     def forget(self) -> None:
-        """Make all cached answers old, because something has changed."""
+        """Mark all cached answers as expired, because the cluster was changed."""
         self._values = {name: (value, at_s - self._kept_s) for name, (value, at_s) in self._values.items()}
 
 
 LIST_TIMEOUT_S: Final = 5.0
 PAGE_QUERY_TIMEOUT_S: Final = 10.0
 PAGE_CHANGE_TIMEOUT_S: Final = 30.0
-"""Bounds a change: a broker that restarts meanwhile is waited for."""
+"""Timeout in seconds of a change. It is long enough to wait for a broker that restarts in between."""
 CONSOLE_CALL_THREADS: Final = 16
 CALLS_WAITING_MAX: Final = 64
 
 
 class CallPool:
-    """The pool of threads for the calls to one cluster. Used from one event loop."""
+    """The thread pool for calls to one cluster. Only one event loop may use it."""
 
     def __init__(self, cluster: ConsoleCluster, *, threads: int = CONSOLE_CALL_THREADS) -> None:
         self.cluster = cluster
@@ -96,8 +97,8 @@ class CallPool:
         *,
         about: str = "the cluster",
     ) -> T:
-        """Run `call` in a thread, and return its result. RequestTimeoutError after `timeout_s`;
-        ServiceNotAvailableError if too many calls wait; and whatever the call raises."""
+        """Run `call` in a thread, and return its result. Raises RequestTimeoutError after `timeout_s`,
+        ServiceNotAvailableError if too many calls are waiting, and the errors of the call."""
         if not self._free.acquire(blocking=False):
             raise ServiceNotAvailableError("too many questions wait for the cluster already; try again soon")
         future = self._pool.submit(call, self.cluster)
@@ -106,14 +107,14 @@ class CallPool:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             if isinstance(_error_of(future), RaymqError):
-                raise  # the call's own timeout, which says more
+                raise  # the call's own timeout error has more details
             raise RequestTimeoutError(about, timeout_s) from None
 
     def close(self) -> None:
-        """Refuse further calls, and do not wait for running ones."""
+        """Refuse further calls, without waiting for running calls."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _error_of(future: Future[T]) -> BaseException | None:
-    """Return the error of a call that has ended with an error."""
+    """Return the error of a call that has finished with an error; None otherwise."""
     return future.exception() if future.done() and not future.cancelled() else None

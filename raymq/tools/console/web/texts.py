@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as pages show them."""
+"""Format numbers, sizes, times and names for the console's pages."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from urllib.parse import quote
 from raymq.common.protocol.route import PERM_READ, PERM_WRITE
 
 NOTHING: Final = "–"
-"""Shown for a value that is not known."""
+"""The text that a page shows for an unknown value."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _THIN_SPACE: Final = "\u202f"
 
 
 def permission(perm: int) -> str:
-    """Return the permission bits of a topic as "RW", "R", "W" or ""."""
+    """Format the permission bits of a topic as "RW", "R", "W" or ""."""
     return ("R" if perm & PERM_READ else "") + ("W" if perm & PERM_WRITE else "")
 
 
 def number(value: float | None) -> str:
-    """A number with thin spaces between its thousands."""
+    """Format a number with thin spaces as thousands separators."""
     if value is None:
         return NOTHING
-    text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"  # whole numbers have all their 64 bits
+    # do not convert integers to float, which would round 64-bit numbers
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
     return text.replace(",", _THIN_SPACE)
 
 
 def rate(value: float | None) -> str:
-    """Something per second: a decimal while it is small."""
+    """Format a rate per second, with one decimal if it is small."""
     if value is None:
         return NOTHING
     return f"{value:.1f}" if 0 < value < 10 else number(value)
 
 
 def size(value: float | None) -> str:
-    """Bytes in the unit that fits: 1.5 MiB."""
+    """Format a number of bytes with a suitable unit: 1.5 MiB."""
     if value is None:
         return NOTHING
     unit = 0
@@ -46,7 +47,7 @@ def size(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span in its two largest units: 3 d 4 h, 12 s, 250 ms."""
+    """Format a duration in its two largest units: 3 d 4 h, 12 s, 250 ms."""
     if seconds is None:
         return NOTHING
     if seconds < 1:
@@ -63,12 +64,13 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_ms(milliseconds: float | None) -> str:
-    """As `duration`, of milliseconds."""
+    """Format a duration given in milliseconds, as `duration` does."""
     return NOTHING if milliseconds is None else duration(milliseconds / 1000)
 
 
 def time_of(at_ms: int | None) -> str:
-    """A time (ms since 1970) in UTC, with seconds: 2026-11-23 02:31:51. One that no calendar has is its number."""
+    """Format a time (ms since 1970) in UTC, with seconds: 2026-11-23 02:31:51. A time outside of the calendar is shown
+    as its number."""
     if at_ms is None:
         return NOTHING
     try:
@@ -78,7 +80,8 @@ def time_of(at_ms: int | None) -> str:
 
 
 def iso_time(at_ms: int | None) -> str:
-    """A time (ms since 1970) as a browser's scripts read it; "" if no calendar has it."""
+    """Format a time (ms since 1970) as ISO 8601 for scripts in the browser; "" for a time outside of the
+    calendar."""
     if at_ms is None:
         return ""
     try:
@@ -88,32 +91,33 @@ def iso_time(at_ms: int | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A part of 1, in percent."""
+    """Format a fraction (0 to 1) as a percentage."""
     return NOTHING if value is None else f"{value * 100:.0f} %"
 
 
 def segment(name: str) -> str:
-    """A name as a part of a path: topics' names may have % and |."""
+    """Quote a name for use as one segment of a URL path: topic names may contain % and |."""
     return quote(name, safe="")
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """A count with its noun: 1 queue, 2 queues."""
+    """Format a count with its noun: 1 queue, 2 queues."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def sentence(text: str) -> str:
-    """An error's text with a capital letter and a full stop."""
+    """Turn an error's text into a sentence: with a capital letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".") if text else ""
 
 
 def last_line(text: str) -> str:
-    """The last line of `text` that is not blank: the error itself at the end of a traceback. Empty for none."""
+    """Return the last non-blank line of `text`, such as the error at the end of a traceback; "" if all lines
+    are blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def order(value: float | None) -> float:
-    """The place of a value among others in a table that is sorted by it: one that is not known comes first."""
+    """Return the sort key of a value in a sorted table: unknown values are first."""
     return -1 if value is None else value

@@ -1,1 +1,2 @@
-"""The checks, by subject: pure functions from a DoctorSnapshot to findings, so that tests need no broken machine."""
+"""The doctor's checks, by subject. Each is a pure function from a DoctorSnapshot to findings, so that tests need no
+broken machine."""

@@ -1,4 +1,5 @@
-"""Checks of a running raymq: the report of its servers (status_checks), Ray's health checks, and consumer groups."""
+"""Checks of a running raymq cluster: the status reports of its servers (status_checks), Ray's health checks, and
+consumer groups."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from raymq.tools.doctor.facts import ClusterFacts, DoctorSnapshot, GroupFacts, H
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 RAY_DEFAULTS: Final = HealthChecks(3000, 10_000, 5)
-"""Ray's default health checks: a lost node counts as alive for half a minute or longer."""
+"""Ray's default health-check settings. With them, a lost node counts as alive for half a minute or longer."""
 
 RETENTION_NEAR: Final = 0.8
-"""The part of the retention time after which an unread message is in danger."""
+"""Fraction of the retention time after which an unread message counts as close to its deletion."""
 
 
 def _cluster(snapshot: DoctorSnapshot) -> ClusterFacts:
@@ -21,7 +22,7 @@ def _cluster(snapshot: DoctorSnapshot) -> ClusterFacts:
 
 
 def health_checks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that Ray detects a lost node soon."""
+    """Check that Ray's health checks detect a lost node quickly."""
     cluster = _cluster(snapshot)
     if cluster.nodes < 2 or cluster.health is None:
         return [ok("one node: no other node to check" if cluster.nodes < 2 else "Ray does not report them")]
@@ -53,7 +54,7 @@ def _known_groups(snapshot: DoctorSnapshot) -> list[GroupFacts]:
 
 
 def groups_seen(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that the brokers reported every consumer group."""
+    """Check that the doctor could examine every consumer group."""
     cluster = _cluster(snapshot)
     found = [warn(group.error, "`raymq group describe` it", group.group) for group in cluster.groups if group.error]
     if cluster.groups_error:
@@ -90,7 +91,7 @@ def dead_letters(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def retention(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that topics keep messages for longer than the slowest group needs."""
+    """Check that topics keep messages for longer than the slowest group needs to read them."""
     found = []
     for group in _known_groups(snapshot):
         if group.lost:
@@ -106,7 +107,7 @@ def retention(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def _of_status(name: str, judge: Judge) -> Check:
-    """Return a check that applies `judge` to the report of `raymq status`."""
+    """Return a check named `name` that applies `judge` to the report of `raymq status`."""
     return Check(name, "cluster", lambda snapshot: judge(_cluster(snapshot).status))
 
 

@@ -1,4 +1,4 @@
-"""Checks of a machine: of the machine on which the command runs, and of every node of the Ray cluster."""
+"""Checks of one machine: the machine on which the command runs, and every node of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raymq.tools.doctor.facts import DirectoryFacts, DoctorSnapshot, MachineFact
 from raymq.tools.doctor.findings import HERE, Check, Finding, State, fail, finding, ok, warn
 
 SOCKET_PATH_MAX: Final = 107
-"""The most bytes of a Unix socket's path."""
+"""Maximum length in bytes of the path of a Unix socket."""
 FILES_FEW: Final = 8192
 FILES_TOO_FEW: Final = 1024
 SHM_SMALL_BYTES: Final = 512 << 20
@@ -25,7 +25,7 @@ DirectoryJudge = Callable[[DirectoryFacts], Finding]
 
 
 def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """Return a check of this machine and of each node that answered."""
+    """Return a check that applies `judge` to this machine and to each node that answered."""
 
     def judge_all(snapshot: DoctorSnapshot) -> list[Finding]:
         machines = [(snapshot.machine, HERE), *((node.machine, node.ip) for node in snapshot.nodes if node.machine)]
@@ -35,7 +35,8 @@ def _everywhere(judge: MachineJudge) -> Callable[[DoctorSnapshot], list[Finding]
 
 
 def _each_directory(judge: DirectoryJudge) -> Callable[[DoctorSnapshot], list[Finding]]:
-    """Return a check of every readable directory of stores; `directories_seen` reports unreadable directories."""
+    """Return a check that applies `judge` to every readable store directory; `directories_seen` reports unreadable
+    directories."""
 
     return _everywhere(lambda machine: [judge(one) for one in machine.directories if not one.error])
 
@@ -52,7 +53,7 @@ def versions(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def import_path(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that the import path has one raymq, with its server packages."""
+    """Check that the Python import path contains exactly one raymq, and that it includes the server packages."""
     several = {name: folders for name, folders in machine.copies.items() if len(folders) > 1}
     if machine.floors_missing:
         yield fail(f"raymq lacks {', '.join(machine.floors_missing)}", "install raymq again: this one is broken")
@@ -64,7 +65,7 @@ def import_path(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def token(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that only its user may read Ray's token."""
+    """Check that only the owner may read the file with Ray's token."""
     if machine.token_mode is None:
         if machine.token_digest:
             yield ok("the token is in RAY_AUTH_TOKEN")
@@ -82,7 +83,7 @@ def token(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def free_port(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that a port can be opened, since Ray and lanes need free ports."""
+    """Check that a port can be opened: Ray and raymq's direct socket connections (lanes) need free ports."""
     if machine.port_error:
         yield fail(machine.port_error, "look for programs that hold many ports (ss -s), and for limits of the system")
     else:
@@ -90,7 +91,7 @@ def free_port(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def open_files(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that there are enough file descriptors for logs, queues and connections."""
+    """Check that the limit of open file descriptors is high enough for logs, queues and connections."""
     seen = f"{machine.files_soft:,} open files, at most {machine.files_hard:,}"
     do = f"ulimit -n {max(65_536, FILES_FEW):d} before `raymq up`, or LimitNOFILE= in the service"
     if machine.files_soft < FILES_TOO_FEW:
@@ -124,7 +125,7 @@ def path_lengths(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def directories_seen(machine: MachineFacts) -> Iterable[Finding]:
-    """Check that the directories of stores can be read and written."""
+    """Check that the store directories can be read and written."""
     for one in machine.directories:
         if one.error:
             do = "choose another directory (data_dir), or let the user of Ray's processes read and write there"
@@ -143,7 +144,7 @@ def directories_seen(machine: MachineFacts) -> Iterable[Finding]:
 
 
 def file_system(one: DirectoryFacts) -> Finding:
-    """Check that stores are on a disk of this machine."""
+    """Check that stores are on a local disk, not on a network file system."""
     seen = f"{one.path} is on {one.file_system or 'an unknown file system'}"
     if one.file_system in _VANISHING:
         return warn(seen, "use a disk: this is memory, which loses its messages at the next start")
@@ -155,7 +156,7 @@ def file_system(one: DirectoryFacts) -> Finding:
 
 
 def free_space(one: DirectoryFacts) -> Finding:
-    """Check that the disk is not so full that the store deletes messages early or refuses messages."""
+    """Check that the disk is not so full that a store deletes messages early or refuses new messages."""
     seen = f"{one.path}: {one.used_ratio:.0%} used, {one.free_bytes >> 20:,} MiB free"
     if one.used_ratio > one.refuse_ratio:
         return fail(f"{seen}; over {one.refuse_ratio:.0%} the store refuses messages", "make room, now")
@@ -166,7 +167,7 @@ def free_space(one: DirectoryFacts) -> Finding:
 
 
 def private_files(one: DirectoryFacts) -> Finding:
-    """Check that no other user may read the messages."""
+    """Check that only the owner of the store's files may read the messages."""
     if not one.exists:
         return ok(f"{one.path} does not exist yet")
     if one.readable_count:
@@ -179,7 +180,8 @@ def private_files(one: DirectoryFacts) -> Finding:
 
 
 def fiemap(one: DirectoryFacts) -> Finding:
-    """Check that the file system reports written blocks, so that a recovery need not read whole files."""
+    """Check that the file system reports which blocks were written (FIEMAP), so that recovery need not read whole
+    files."""
     if one.fiemap is None:
         return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
     if not one.fiemap:
@@ -189,7 +191,7 @@ def fiemap(one: DirectoryFacts) -> Finding:
 
 
 def flush_time(one: DirectoryFacts) -> Finding:
-    """Check that a small flush is fast, because with SYNC_FLUSH each acknowledgement waits for a flush."""
+    """Check that flushing a few bytes is fast: with SYNC_FLUSH each acknowledgement waits for a flush."""
     if not one.fdatasync_ms:
         return finding(State.SKIP, f"{one.existing_path} is not writable, so this was not tested")
     times = one.fdatasync_ms

@@ -1,4 +1,4 @@
-"""Checks of metrics: the nodes' ports, the gauges, the dashboard, the alert rules."""
+"""Checks of the metrics: each node's metrics port, the gauges, the Grafana dashboard and the alert rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raymq.tools.doctor.facts import DoctorSnapshot
 from raymq.tools.doctor.findings import Check, Finding, ok, warn
 
 REPORTING_PREFIXES: Final = ("broker-", "storage-")
-"""Prefixes of the names of the actors that always report `raymq_up`."""
+"""Name prefixes of the actors that always report the gauge `raymq_up`."""
 
 
 def ports(snapshot: DoctorSnapshot) -> list[Finding]:
@@ -52,7 +52,7 @@ def board(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def rules(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that the Prometheus of --prometheus has raymq's alert rules."""
+    """Check that the Prometheus server given by --prometheus has raymq's alert rules."""
     prometheus = snapshot.prometheus
     assert prometheus is not None, "the runner skips this check without a Prometheus"
     if prometheus.error:

@@ -13,7 +13,7 @@ SKEW_FAIL_MS: Final = 10_000.0
 
 
 def answers(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that each node runs a task."""
+    """Check that each node can run a Ray task."""
     return [
         fail(node.error, "see the node's raylet.log; `ray status` shows if it is overloaded", node.ip)
         if node.machine is None
@@ -44,7 +44,7 @@ def same_versions(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that all nodes and this machine have the same token."""
+    """Check that all nodes and this machine have the same Ray token."""
     digests = [(node.ip, node.machine.token_digest) for node in snapshot.nodes if node.machine]
     here = snapshot.machine.token_digest
     most = Counter(digest for _, digest in digests).most_common(1)[0][0] if digests else here
@@ -66,7 +66,8 @@ def same_token(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check the nodes' clocks against the head's, because delays, retention and times in messages depend on them."""
+    """Check that the nodes' clocks agree with the head's clock: delays, retention and the times in messages depend on
+    the clocks."""
     found = []
     for node in snapshot.nodes:
         if node.skew_ms is None:
@@ -84,7 +85,7 @@ def clocks(snapshot: DoctorSnapshot) -> list[Finding]:
 
 
 def lanes(snapshot: DoctorSnapshot) -> list[Finding]:
-    """Check that each node opened a lane to every server."""
+    """Check that each node can open a lane (direct socket connection) to every server."""
     found = []
     for node in snapshot.nodes:
         if not node.lanes:

@@ -1,6 +1,7 @@
 """Checks of the report of `raymq status`: the servers, the stores and the replicas of a running raymq.
 
-`raymq status`, `raymq doctor` and the console show their findings, so all three name the same object, fault and remedy.
+`raymq status`, `raymq doctor` and the console show the findings of these checks, so all three name the same object,
+fault and remedy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAKE_ROOM: Final = "make room on the disk, or see the store's log"
 
 
 def servers(status: ClusterStatus) -> list[Finding]:
-    """Check that every server answers. `stores_open` reports storage actors that answer with a closed store."""
+    """Check that every server answers. A storage actor that answers but has a closed store is reported by `stores_open`
+    instead."""
     closed = {store.actor for store in status.stores if store.closed}
     entries = [entry for entry in status.servers if entry.actor not in closed]
     silent = [
@@ -35,7 +37,7 @@ def servers(status: ClusterStatus) -> list[Finding]:
 
 
 def shown(status: ClusterStatus) -> list[Finding]:
-    """Check that every server shows this user its state."""
+    """Check that this user may see the state of every server."""
     if status.refused:
         return [
             warn(f"not shown to this user: {', '.join(status.refused)}", "run the command as a super user (RAYMQ_USER)")
@@ -44,7 +46,7 @@ def shown(status: ClusterStatus) -> list[Finding]:
 
 
 def brokers_ready(status: ClusterStatus) -> list[Finding]:
-    """Check that every broker has read its state."""
+    """Check that every broker has loaded its state."""
     entries = [broker for broker in status.brokers if not broker.error]
     waiting = [
         fail(
@@ -69,7 +71,8 @@ def stores_open(status: ClusterStatus) -> list[Finding]:
 
 
 def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
-    """Return advice about a store's disk. The advice depends on whether another replica is in sync."""
+    """Return advice about a disk that cannot be used. The advice depends on whether another replica of the store is in
+    sync."""
     look = (
         "look for disk errors in the kernel's log (dmesg); the store opens by itself as soon as its directory is "
         "readable and writable"
@@ -83,7 +86,7 @@ def _disk_advice(status: ClusterStatus, store: StoreReport) -> str:
 
 
 def stores_on_disk(status: ClusterStatus) -> list[Finding]:
-    """Check that every store on the disks of the running stores' nodes runs."""
+    """Check that every store found on disk, on the nodes of running stores, is running."""
     do = "`raymq down` and `raymq up` without broker_groups start it; if it is not needed, move its directory away"
     stopped = [
         warn(f"{one.directory} holds a store that does not run", do, one.broker) for one in status.stopped_stores
@@ -92,7 +95,8 @@ def stores_on_disk(status: ClusterStatus) -> list[Finding]:
 
 
 def _replicas_ok(status: ClusterStatus, seen: str) -> list[Finding]:
-    """Return a finding that the check of the replicas passed, if there are replicas."""
+    """Return the finding of a passed check of replicas. Its text is `seen`, or "nothing is replicated" without
+    replicas."""
     return [ok(seen if status.replica_groups else "nothing is replicated")]
 
 
@@ -155,7 +159,8 @@ def undamaged(status: ClusterStatus) -> list[Finding]:
 
 
 def nothing_lost(status: ClusterStatus) -> list[Finding]:
-    """Check that no elected master lacks acknowledged messages, and that no recovery has cut off a log's end."""
+    """Check that no elected master lacks acknowledged messages, and that no recovery has cut off the end of a
+    log."""
     do_elected = "the group has lost messages: see docs/cluster.md, 'When a replica has lost messages'"
     found = [fail(f"elected although {one.loss}", do_elected, one.broker) for one in status.replica_groups if one.loss]
     for store in status.stores:
@@ -177,7 +182,7 @@ def followers(status: ClusterStatus) -> list[Finding]:
 
 
 def copies(status: ClusterStatus) -> list[Finding]:
-    """Check that each message is on more than one disk."""
+    """Check that each message is stored on more than one disk."""
     replicated = {group.broker for group in status.replica_groups if len(group.replicas) > 1}
     brokers = {broker.actor for broker in status.brokers}
     single = sorted(brokers - replicated)
@@ -192,7 +197,7 @@ def copies(status: ClusterStatus) -> list[Finding]:
 
 
 def spare_replicas(status: ClusterStatus) -> list[Finding]:
-    """Check that each broker group continues without one of its replicas."""
+    """Check that each broker group still accepts messages if it loses one replica."""
     found = []
     for group in status.replica_groups:
         able = len(group.replicas) - len(group.learners)
@@ -231,7 +236,7 @@ def delayed(status: ClusterStatus) -> list[Finding]:
 
 
 def deleted_unread(status: ClusterStatus) -> list[Finding]:
-    """Check that no store with a full disk has deleted messages that a group had not read."""
+    """Check that no store has deleted messages that a group had not read because its disk was full."""
     found = [
         fail(
             f"{entry.messages:,} messages of {entry.topic} were deleted unread",
@@ -265,11 +270,12 @@ ADVICE_CHECKS: Final[Mapping[str, Judge]] = {
     "delayed messages": delayed,
     "deleted unread": deleted_unread,
 }
-"""The checks of the cluster's settings and load, by name."""
+"""Checks that give advice about the cluster's settings and load, by name."""
 
 
 def problems_of(status: ClusterStatus) -> list[Finding]:
-    """Return the findings of the checks for faults and damage, failures first. Empty if all checks passed."""
+    """Run the checks for faults and damage, and return the findings that are not OK, failures first. Empty if all
+    checks passed."""
     found = [
         replace(one, check=name)
         for name, judge in PROBLEM_CHECKS.items()

@@ -1,1 +1,2 @@
-"""The collectors of facts about machines, nodes, the cluster and its metrics. Collectors judge nothing."""
+"""Collectors of facts about machines, nodes, the cluster and its metrics. Collectors only read facts; the checks judge
+them."""

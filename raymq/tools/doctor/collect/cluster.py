@@ -1,7 +1,7 @@
-"""Collects facts about the running raymq and about its metrics.
+"""Collect facts about the running raymq and about its metrics.
 
-The consumer groups are bounded in number and in time. Facts about metrics come from the nodes' metrics ports, and from
-the rules of a Prometheus.
+The number of examined consumer groups and the time for them are bounded. Facts about metrics are read from the nodes'
+metrics ports, and from the rules of a Prometheus server.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ GROUPS_TIMEOUT_S: Final = 20.0
 
 
 def collect_cluster(client: Client, status: ClusterStatus, reserved_ms: int) -> ClusterFacts:
-    """Return the facts about the cluster of `client`.
+    """Collect the facts about the cluster to which `client` is connected.
 
-    `status`: the state of its servers. `reserved_ms`: the retention of topics without a retention attribute.
+    `status`: the state of the cluster's servers. `reserved_ms`: the retention in ms of topics without a retention
+    attribute.
     """
     about = ClusterFacts(status, sum(node["Alive"] for node in ray.nodes()), health=health_checks())
     try:
@@ -68,7 +69,8 @@ def _collect_group(client: Client, name: str, members: int, reserved_ms: int) ->
 def group_facts(
     summary: GroupSummary, attributes: Mapping[str, TopicAttributes], members: int, reserved_ms: int
 ) -> GroupFacts:
-    """Return the facts about a group. Compaction topics are left out: they only delete superseded messages."""
+    """Return the facts about a consumer group. Topics with compaction are left out: they only delete superseded
+    messages."""
     compacted = {topic for topic, values in attributes.items() if values.is_compacted}
     kept = [entry for entry in summary.queues if entry.queue.topic not in compacted]
     slowest = max(
@@ -93,10 +95,11 @@ def _reserved_ms(attributes: Mapping[str, TopicAttributes], topic: str, otherwis
 
 
 def health_checks() -> HealthChecks | None:
-    """Return the settings of the Ray cluster of this process; None if this version of Ray does not have them."""
+    """Return the health-check settings of this process's Ray cluster; None if this version of Ray does not have these
+    settings."""
     config: Any = getattr(
         import_module("ray._raylet"), "Config", None
-    )  # a private name of Ray; a test fails if Ray moves it
+    )  # private name of Ray; a test fails if Ray removes this name
     names = ("health_check_period_ms", "health_check_timeout_ms", "health_check_failure_threshold")
     if any(not hasattr(config, name) for name in names):
         return None
@@ -110,14 +113,14 @@ _UP: Final = re.compile(r'^ray_raymq_up\{[^}]*\bname="([^"]+)"', re.MULTILINE)
 
 
 def collect_ports(nodes: Iterable[Mapping[str, Any]]) -> list[MetricsPort]:
-    """Return the facts about the metrics ports of Ray's living nodes. `nodes`: the result of `ray.nodes()`."""
+    """Collect the facts about the metrics ports of Ray's living nodes. `nodes`: the result of `ray.nodes()`."""
     wanted = [(node["NodeManagerAddress"], int(node["MetricsExportPort"])) for node in nodes if node["Alive"]]
     with ThreadPoolExecutor(PORTS_AT_ONCE) as pool:
         return list(pool.map(lambda place: collect_port(*place), wanted))
 
 
 def collect_port(ip: str, port: int) -> MetricsPort:
-    """Return the facts about a node's metrics port."""
+    """Read a node's metrics port, and return the servers that it reports, or the error."""
     try:
         text = _read(f"http://{ip}:{port}/metrics").decode(errors="replace")
     except (OSError, ValueError) as error:
@@ -126,12 +129,13 @@ def collect_port(ip: str, port: int) -> MetricsPort:
 
 
 def servers_that_are_up(text: str) -> frozenset[str]:
-    """Return the servers with a `raymq_up` in a text of Prometheus' format."""
+    """Return the names of the servers that report the gauge `raymq_up` in `text`, which is in Prometheus'
+    format."""
     return frozenset(_UP.findall(text))
 
 
 def collect_prometheus(url: str) -> PrometheusFacts:
-    """Return the alert rules of a Prometheus, or the error of the request."""
+    """Return the alert rules of the Prometheus server at `url`, or the error of the request."""
     try:
         answer = json.loads(_read(f"{url.rstrip('/')}/api/v1/rules"))
         groups = answer["data"]["groups"]

@@ -1,7 +1,7 @@
-"""Collects facts about the machine of this process: versions, import path, token, limits, directories of stores.
+"""Collect facts about the machine of this process: versions, import path, token, limits, store directories.
 
-Facts about a directory are its disk, its file system, its permissions, the locks of its stores, and the time of a
-flush. The file for the flushes has no name, so that no file is left behind.
+The facts about a directory are its disk, its file system, its permissions, the locks of its stores, and the duration of
+a flush. The temporary file for the flushes has no name, so that no file is left behind.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from raymq.tools.doctor.facts import DirectoryFacts, MachineFacts
 FLUSHES: Final = 50
 _BLOCK: Final = bytes(4096)
 FLUSHES_MAX_S: Final = 5.0
-"""The longest time of all flushes in one directory."""
+"""Time limit in seconds for all test flushes in one directory."""
 FILES_LOOKED_AT_MAX: Final = 20_000
 FILES_SHOWN_MAX: Final = 3
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("=QQLLLL")
-"""start, length, flags, number of extents, room for extents in the answer, reserved (linux/fiemap.h)."""
+"""Layout of a FIEMAP request: start, length, flags, number of extents, room for extents in the reply, reserved
+(linux/fiemap.h)."""
 
 
 def collect_directory(path: Path, max_used_ratio: float, refuse_ratio: float) -> DirectoryFacts:
-    """Return the facts about `path`, which need not exist. An OSError becomes the text in `error`."""
+    """Collect the facts about the directory `path`, which need not exist. An OSError is not raised; its text is stored
+    in `error`."""
     existing_path = path
     while not existing_path.exists() and existing_path != existing_path.parent:
         existing_path = existing_path.parent
@@ -83,13 +85,14 @@ def _directory_facts(path: Path, existing_path: Path, max_used_ratio: float, ref
 
 
 def readable_by_others(root: Path) -> Iterator[Path]:
-    """Yield the files and directories at and below `root` on which other users have a permission, except links."""
+    """Yield `root` and the files and directories below it that other users may access. Symbolic links are
+    skipped."""
     for path in islice(_walk(root), FILES_LOOKED_AT_MAX):
         try:
             if path.lstat().st_mode & 0o077 and not path.is_symlink():
                 yield path
         except FileNotFoundError:
-            continue  # a running store deletes its old files
+            continue  # a running store may delete old files during the listing
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -99,15 +102,15 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _file_system(path: Path) -> str:
-    """Return the kernel's name for the type of the file system of `path`."""
+    """Return the type of the file system that contains `path`, as the kernel names it."""
     mounts = [one for one in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(one.mountpoint)]
     return max(mounts, key=lambda one: len(one.mountpoint)).fstype if mounts else ""
 
 
 def _locks(root: Path) -> dict[str, int]:
-    """Return each locked store directory below `root`, with the pid that holds the lock of its file `lock`.
+    """Return the locked store directories below `root`, each with the pid that holds the lock of its file `lock`.
 
-    The locks come from the kernel's list: an attempt to take a lock could keep a store from opening.
+    The locks are read from the kernel's list. An attempt to take a lock could prevent a store from opening.
     """
     stores = {path.stat().st_ino: path.parent.name for path in root.glob("*/lock")}
     held: dict[str, int] = {}
@@ -122,7 +125,8 @@ def _locks(root: Path) -> dict[str, int]:
 
 
 def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
-    """Return whether the file system supports FIEMAP, and the times of FLUSHES small flushes in ms, ascending."""
+    """Return whether the file system supports FIEMAP (None if unknown), and the durations of up to FLUSHES small
+    flushes in ms, ascending."""
     with tempfile.TemporaryFile(dir=directory) as file:
         descriptor, times_ms = file.fileno(), []
         until_s = time.monotonic() + FLUSHES_MAX_S
@@ -137,7 +141,8 @@ def _try_out(directory: Path) -> tuple[bool | None, tuple[float, ...]]:
 
 
 def _knows_fiemap(descriptor: int) -> bool | None:
-    request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))  # no room for extents: the kernel only counts them
+    # without room for extents in the reply, the kernel only counts them
+    request = bytearray(_FIEMAP.pack(0, 4096, 0, 0, 0, 0))
     try:
         fcntl.ioctl(descriptor, _FS_IOC_FIEMAP, request)
     except OSError as error:
@@ -147,11 +152,11 @@ def _knows_fiemap(descriptor: int) -> bool | None:
 
 SERVER_PACKAGES: Final = ("storage", "actors", "placement")
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
-"""The longest path of a socket below Ray's directory: its process id has seven digits."""
+"""The longest path of a socket below Ray's directory, for a process id of seven digits."""
 
 
 def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_ratio: float) -> MachineFacts:
-    """Return the facts about this machine and these directories of stores, within a few seconds."""
+    """Collect the facts about this machine and these store directories, within a few seconds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     socket_path = f"{get_default_ray_temp_dir()}/{_LONGEST_SOCKET}"
     token = token_path()
@@ -177,7 +182,7 @@ def collect_machine(directories: Iterable[Path], max_used_ratio: float, refuse_r
 
 
 def token_path() -> Path:
-    """Return the path of the file with this user's token for Ray."""
+    """Return the path of the file that contains this user's Ray token."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
 
@@ -189,7 +194,7 @@ def _raymq_version() -> str:
 
 
 def _copies(package: str) -> tuple[str, ...]:
-    """Return the folders of the import path that have this package, in order, without repeats."""
+    """Return the folders of the Python import path that contain this package, in order, without repeats."""
     folders = [Path(entry or ".").resolve() for entry in sys.path]
     return tuple(dict.fromkeys(str(folder) for folder in folders if (folder / package / "__init__.py").is_file()))
 
@@ -202,7 +207,8 @@ def _mode(path: Path) -> int | None:
 
 
 def _digest(token: Path) -> str:
-    """Return a short digest of the token, empty without a token. As in Ray, RAY_AUTH_TOKEN has precedence."""
+    """Return a short digest of this user's Ray token; empty without a token. As in Ray, RAY_AUTH_TOKEN has precedence
+    over the file."""
     text = os.environ.get("RAY_AUTH_TOKEN", "")
     if not text:
         try:

@@ -1,4 +1,5 @@
-"""Collects facts about every node of the Ray cluster by one task on each node, all at once, bounded in time."""
+"""Collect facts about every node of the Ray cluster by one task per node. All tasks run at the same time, with a common
+time limit."""
 
 from __future__ import annotations
 
@@ -23,17 +24,18 @@ from raymq.tools.doctor.facts import LaneFacts, MachineFacts, NodeFacts
 from raymq.tools.observability.ray_folder import has_board
 
 NODES_TIMEOUT_S: Final = 45.0
-"""The longest time of the tasks on all nodes together. A node's first task starts a process on the node."""
+"""Time limit in seconds for the tasks on all nodes together. It includes the start of a worker process for the first
+task on a node."""
 SERVER_TIMEOUT_S: Final = 5.0
 LANE_OPEN_TIMEOUT_S: Final = 3.0
 LANES_AT_ONCE: Final = 8
 HEAD_NODE: Final = "node:__internal_head__"
-"""The resource that only Ray's head node has."""
+"""Name of the Ray resource that only the head node has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server, its node, and the address of its lane."""
+    """A server of the cluster, its node, and the address of its lane (direct socket connection)."""
 
     name: str
     node_id: str
@@ -42,9 +44,9 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class NodeTask:
-    """The arguments of the task on a node.
+    """The arguments of the task that collects facts on a node.
 
-    `directories`: the directories of stores on all nodes. A node without any of them checks `data_dir` instead.
+    `directories`: the store directories of all nodes. A node on which none of them exists checks `data_dir` instead.
     """
 
     directories: tuple[str, ...]
@@ -53,12 +55,12 @@ class NodeTask:
     refuse_ratio: float
     servers: tuple[Server, ...]
     nodes: Mapping[str, str]
-    """Node id to address."""
+    """The IP address of each node, by node id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """The result of the task on a node, with the node's clock in ms at the task's start and end."""
+    """The result of the task on a node, with the node's clock (ms) at the start and the end of the task."""
 
     machine: MachineFacts
     lanes: tuple[LaneFacts, ...]
@@ -68,7 +70,7 @@ class NodeAnswer:
 
 
 def servers_with_lanes(names: Sequence[str]) -> list[Server]:
-    """Return the brokers and stores that answer, with the addresses of their lanes."""
+    """Return the brokers and stores that answer, with the addresses of their lanes (direct socket connections)."""
     found = []
     for name in names:
         if not name.startswith(("broker-", "storage-")):
@@ -76,15 +78,15 @@ def servers_with_lanes(names: Sequence[str]) -> list[Server]:
         try:
             described = ActorRef(name).call("describe", timeout_s=SERVER_TIMEOUT_S)
         except RaymqError:
-            continue  # `raymq status` reports the server that does not answer
+            continue  # this server does not answer, which `raymq status` reports
         found.append(Server(name, described.node_id, described.lane))
     return found
 
 
 def collect_nodes(task: NodeTask) -> list[NodeFacts]:
-    """Return the facts about each living node of this process's Ray cluster, the head first.
+    """Collect the facts about each living node of this process's Ray cluster, the head node first.
 
-    A node that does not answer within NODES_TIMEOUT_S has an `error`.
+    If a node does not answer within NODES_TIMEOUT_S, its facts contain an `error`.
     """
     alive = sorted((one for one in ray.nodes() if one["Alive"]), key=lambda one: HEAD_NODE not in one["Resources"])
     remote = ray.remote(num_cpus=0, max_retries=0)(collect_on_node)
@@ -118,13 +120,15 @@ def _is_head(node: Mapping[str, Any]) -> bool:
 
 
 def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms: float) -> NodeFacts:
-    """Return a node's facts, with its clock compared to this process's clock."""
+    """Return the facts from a node's task, with the difference between the node's clock and this process's
+    clock."""
     about = NodeFacts(node["NodeID"], node["NodeManagerAddress"], _is_head(node))
     try:
         answer: NodeAnswer = resolve(reference, f"the task on {about.ip}", SERVER_TIMEOUT_S)
     except (RaymqError, ray.exceptions.RayError) as error:
         return replace(about, error=str(error).splitlines()[0])
-    # The task started after it was sent and ended before its result arrived: both times bound the difference.
+    # The task started after it was submitted, and ended before its result was received. These two times bound the clock
+    # difference.
     least, most = answer.ended_ms - received_ms, answer.started_ms - begun_ms
     return replace(
         about,
@@ -137,7 +141,8 @@ def _facts(node: Mapping[str, Any], reference: Any, begun_ms: float, received_ms
 
 
 def _against_head(nodes: list[NodeFacts]) -> list[NodeFacts]:
-    """Return the nodes with their clocks compared to the head's clock."""
+    """Return the facts of all nodes with clock differences relative to the head's clock instead of this process's
+    clock."""
     head = next((node for node in nodes if node.is_head and node.skew_ms is not None), None)
     if head is None:
         return [replace(node, skew_ms=None) for node in nodes]
@@ -167,7 +172,8 @@ def collect_on_node(task: NodeTask) -> NodeAnswer:
 
 
 def _try_lane(server: Server, here: str, nodes: Mapping[str, str]) -> LaneFacts:
-    """Open a lane to a server and close the lane again."""
+    """Open a lane (direct socket connection) to a server, and close it again. Returns the result of this
+    attempt."""
     place, is_remote = nodes.get(server.node_id, server.node_id[:8]), server.node_id != here
     if is_remote and not server.lane.port:
         return LaneFacts(server.name, place, server.lane.own_node_only, has_tcp=False)
