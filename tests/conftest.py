@@ -1,8 +1,8 @@
-"""Fixtures of several kinds of tests.
+"""Fixtures for several kinds of tests.
 
-Tests that start Ray get one embedded raymq per test module, in a sandbox that is checked at the end. The raymq has two
-broker groups unless the module's `SETTINGS` say otherwise. Modules with equal settings that leave the cluster intact
-share one cluster. The modules of tests/integration/spark also share a Spark session.
+Tests that start Ray get one embedded raymq per test module, in a sandbox that is checked at the end. The embedded raymq
+has two broker groups unless the module's `SETTINGS` say otherwise. Modules with equal settings share one cluster if
+they leave the cluster intact. The modules of tests/integration/spark also share a Spark session.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.support.cases import examples
 from tests.support.clusters.cluster import SETTINGS, Sandbox, embedded, sandbox
 
 HYPOTHESIS_EXAMPLES = 100
-"""Hypothesis's own default."""
-# CI's verdict about a change must not depend on random numbers; other runs try new examples each time. No deadline for
-# examples: their time depends on the machine's load.
+"""Number of examples per Hypothesis test, which is Hypothesis's own default."""
+# In CI the examples do not depend on random numbers, so that a change always gets the same verdict; other runs try new
+# examples each time. Examples have no deadline, because their duration depends on the machine's load.
 PATIENT = settings(
     max_examples=examples(HYPOTHESIS_EXAMPLES), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -38,11 +38,12 @@ settings.register_profile("ci", PATIENT, derandomize=True)
 settings.register_profile("here", PATIENT)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-# Pytest rewrites the assertions of all tests, which takes 13 s of processor time in each worker. This process saves the
-# result for the next run, even if PYTHONDONTWRITEBYTECODE is set.
+# Pytest rewrites the assertions of all tests, which takes 13 s of processor time in each worker. With this setting the
+# process caches the result for the next run, even if PYTHONDONTWRITEBYTECODE is set.
 sys.dont_write_bytecode = False
 
-# A shell's background job ignores ctrl-C, and so would the programs that tests start and interrupt.
+# A background job of a shell ignores ctrl-C. Programs that tests start would inherit this, and tests could not
+# interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -82,18 +83,17 @@ SHARING = {
         "chaos/spark/test_fail_over_scans.py",
     ),
 }
-"""The files and folders of tests that share a cluster and its settings, by the cluster's name, in the order of their
-run.
+"""Test files and folders that share a cluster, by the cluster's name, in the order in which they run.
 
 Files that kill servers come last.
 """
 LOCAL_SPARK = "local_spark"
-"""The scope of the tests in tests/component/spark, which share one Spark."""
+"""Scope name of the tests in tests/component/spark, which share one Spark session."""
 
 
 def group_of(path: Path) -> str:
-    """Return the group of a file's tests by its folder: "ray" for one Ray node, "nodes" for several, empty without
-    Ray."""
+    """Return the group of a test file, which depends on its folder: "ray" for tests on one Ray node, "nodes" for tests
+    on several nodes, empty for tests without Ray."""
     folders = path.relative_to(TESTS).parts[:-1]
     if folders[:2] == ("chaos", "nodes"):
         return "nodes"
@@ -101,14 +101,15 @@ def group_of(path: Path) -> str:
 
 
 def shared_by(path: Path) -> str:
-    """Return the name of the cluster that the file's tests share with others; empty if they share no cluster."""
+    """Return the name of the cluster that a test file shares with other files; empty if the file shares no
+    cluster."""
     file = path.relative_to(TESTS).as_posix()
     return next((name for name, places in SHARING.items() if file.startswith(places)), "")
 
 
 @cache
 def turn_of(path: Path) -> tuple[str, int]:
-    """Return the sort key of a file: the name of its shared cluster, and its index in the cluster's list.
+    """Return the sort key of a test file: the name of its shared cluster, and the file's index in the cluster's list.
 
     Files that share no cluster come first.
     """
@@ -118,12 +119,16 @@ def turn_of(path: Path) -> tuple[str, int]:
 
 
 def has_local_spark(path: Path) -> bool:
-    """Return whether the file's tests use the Spark of tests/component/spark."""
+    """Return whether the file's tests use the Spark session that tests/component/spark shares."""
     return path.relative_to(TESTS).parts[:2] == ("component", "spark")
 
 
 def scope_of(nodeid: str) -> str:
-    """Return the scope of a test: the name of its shared cluster, or its file's path below tests/."""
+    """Return the scope of a test, which is a set of tests that one worker runs together.
+
+    A scope's name is the name of a shared cluster or session, "nodes" for tests on several nodes, or else the file's
+    path below tests/.
+    """
     path = TESTS.parent / nodeid.partition("::")[0]
     if shared := shared_by(path):
         return shared
@@ -134,7 +139,7 @@ def scope_of(nodeid: str) -> str:
 
 @cache
 def group_of_scope(scope: str) -> str:
-    """Return the group of a scope's tests, as `group_of` does for a file."""
+    """Return the group of a scope's tests: "ray", "nodes" or empty, as `group_of` does for a file."""
     if scope in SHARING:
         return "ray"
     if scope == LOCAL_SPARK:
@@ -143,13 +148,15 @@ def group_of_scope(scope: str) -> str:
 
 
 class RayApart(LoadScopeScheduling):
-    """With two workers, the first runs the tests on one Ray node, cluster by cluster.
+    """A scheduler of pytest-xdist that separates tests on Ray from tests without Ray.
 
-    The second worker runs the tests without Ray, file by file, and then the tests with several nodes. Tests on Ray
-    mostly wait, so the two workers fill two cores. A worker without remaining tests takes tests from the other. Each
-    worker takes the longest scope of tests/durations.json first, so that both end at about the same time.
+    Of two workers, the first runs the tests on one Ray node, cluster by cluster. The second runs the tests without Ray,
+    file by file, and afterwards the tests with several nodes. Tests on Ray mostly wait, so the two workers fill two
+    cores. A worker that has run all its tests takes tests from the other worker. Each worker takes the longest scope of
+    tests/durations.json first, so that both workers end at about the same time.
 
-    pytest-xdist's marks for groups are not used: pytest-xdist does not see them with pytest 9.2.
+    The scheduler does not use pytest-xdist's marks for groups, because pytest-xdist does not see these marks with
+    pytest 9.2.
     """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
@@ -166,7 +173,8 @@ class RayApart(LoadScopeScheduling):
 
 
 def next_scope(scopes: Iterable[str], order: Sequence[str], seconds: Mapping[str, int]) -> str:
-    """Return the longest scope in the first of the groups `order` that has any scope; the first such scope on a tie.
+    """Return the scope that a worker runs next: the longest scope of the first group in `order` that has a scope. On a
+    tie, return the scope that comes first.
 
     `seconds`: the recorded seconds by scope. A scope without a record counts as short.
     """
@@ -191,24 +199,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> RayApart:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Ray's workers have a niceness of 15. Computing tests must be nicer, or Ray's workers hardly run."""
+    """Set the worker's priority. Tests without Ray compute a lot and get a higher niceness than Ray's workers, whose
+    niceness is 15; otherwise Ray's workers would hardly run."""
     if hasattr(item.config, "workerinput"):
         try:
             os.setpriority(os.PRIO_PROCESS, 0, 0 if group_of(item.path) else NICE_MAX)
         except PermissionError:
-            return  # only root may lower its niceness again
+            return  # without root rights, a process cannot lower its niceness again
 
 
 class SharedCluster:
-    """An embedded raymq in a sandbox, for one test module after another.
+    """An embedded raymq in a sandbox that test modules use one after another.
 
-    The cluster starts for the first module that needs it. It ends, with the checks of a sandbox, before the first
-    module that does not need it.
+    The cluster starts for the first module that needs it. The cluster ends, with the checks of a sandbox, before the
+    first module that does not need it.
     """
 
     def __init__(self) -> None:
         self.name = ""
-        """Name of the cluster that modules share now."""
+        """Name of the cluster that modules share now; empty if no cluster is shared."""
         self._settings = ""
         self._failures = 0
         self._open = ExitStack()
@@ -219,14 +228,14 @@ class SharedCluster:
     def enter(self, name: str, failures: int) -> None:
         """Begin a module that shares the cluster `name`, or no cluster if `name` is empty.
 
-        `failures`: number of failed tests so far. A cluster in which a test failed is not used again.
+        `failures`: number of failed tests so far. If a test failed in a cluster, no later module uses this cluster.
         """
         if name != self.name or failures > self._failures:
             self.close()
         self.name, self._failures = name, failures
 
     def box(self, settings: str) -> Sandbox:
-        """Return the sandbox with these settings. Makes the sandbox if it does not exist."""
+        """Return the shared cluster's sandbox, with these settings. Makes the sandbox if none exists."""
         if self._box is None:
             self._box, self._settings = self._open.enter_context(sandbox(settings)), settings
         assert settings == self._settings, f"the modules that share {self.name!r} have different settings"
@@ -242,7 +251,8 @@ class SharedCluster:
         """Return the Spark session on the cluster. Starts a session if none runs."""
         if self._spark is None:
             self.client()
-            from tests.support.clusters.spark import session_without_leftovers  # most tests need no Spark
+            # imported here because most tests need no Spark
+            from tests.support.clusters.spark import session_without_leftovers
 
             self._spark = self._open.enter_context(session_without_leftovers(self.box(self._settings)))
         return self._spark
@@ -256,7 +266,7 @@ class SharedCluster:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into a sandbox
+    tmp_path_factory.getbasetemp()  # makes pytest choose its directory before TMPDIR points into a sandbox
     shared = SharedCluster()
     yield shared
     shared.close()
@@ -270,7 +280,8 @@ def _no_cluster_of_others(shared_cluster: SharedCluster, request: pytest.Fixture
 
 @pytest.fixture(scope="module")
 def box(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """Yield the module's sandbox, with the module's `SETTINGS`, if it has any, in raymq.yaml."""
+    """Yield the module's sandbox. Its raymq.yaml has the module's `SETTINGS`, or the default settings if the module has
+    none."""
     settings = getattr(request.module, "SETTINGS", SETTINGS)
     if shared_by(request.path):
         yield shared_cluster.box(settings)
@@ -290,7 +301,7 @@ def mq(box: Sandbox, shared_cluster: SharedCluster, request: pytest.FixtureReque
 
 @pytest.fixture
 def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
-    """Create a topic for the test with four queues, two in each broker group."""
+    """Create a topic with four queues for the test, two in each broker group. Returns the topic's name."""
     name = re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:120]
     mq.admin.create_topic(name, queues=4)
     return name
@@ -298,12 +309,13 @@ def topic(mq: raymq.Client, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> str:
-    """Return the name of the test's own consumer group."""
+    """Return the name of a consumer group that only this test uses."""
     return "g-" + re.sub(r"[^a-zA-Z0-9_-]", "-", request.node.name)[:110]
 
 
 @pytest.fixture
 def no_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make flushes return at once, for tests that open many stores and do not read the disk."""
+    """Replace flushes by functions that do nothing, for tests that open many stores and do not need durable
+    data."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: None)

@@ -1,7 +1,9 @@
-"""Seconds that each scope of tests takes: recorded with `make durations`, read when workers are given their tests.
+"""Duration of each scope of tests: `make durations` records the durations, and the scheduler of pytest-xdist reads
+them.
 
-A scope is what one worker runs as a whole: the tests of a file, or all that share a cluster. Its name is the cluster's,
-or the file's path below tests/. A scope that is not recorded counts as short, and a recorded one may be gone.
+A scope is the set of tests that one worker runs as a whole: the tests of a file, or all tests that share a cluster. A
+scope's name is the name of the cluster, or the file's path below tests/. A scope without a recorded duration counts as
+short. A recorded scope may no longer exist.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ RECORDED = Path(__file__).with_suffix(".json")
 
 
 def recorded_seconds() -> dict[str, int]:
-    """The recorded seconds of each scope, without scopes shorter than half a second."""
+    """Return the recorded seconds of each scope, without scopes shorter than half a second."""
     return dict(json.loads(RECORDED.read_text()))
 
 
 class DurationRecorder:
-    """A pytest plugin that adds up the seconds of each scope and, at the end of the run, writes them to `RECORDED`.
+    """A pytest plugin that adds up the seconds of each scope and, at the end of the run, writes the sums to the file
+    `RECORDED`.
 
-    Scopes that did not run keep their seconds, except files that do not exist any more.
+    Scopes that did not run keep their recorded seconds, except scopes of files that no longer exist.
     """
 
     def __init__(self, scope_of: Callable[[str], str]) -> None:
-        """`scope_of` returns the scope of a test, which is given as a pytest node id."""
+        """Create the plugin. `scope_of` returns the scope of a test, which is given as a pytest node id."""
         self._scope_of = scope_of
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -42,5 +45,5 @@ class DurationRecorder:
 
 
 def exists(scope: str) -> bool:
-    """True for the name of a cluster, and for a file that exists."""
+    """Return True if `scope` is the name of a cluster or the path of an existing file."""
     return not scope.endswith(".py") or (RECORDED.parent / scope).exists()

@@ -1,12 +1,12 @@
-"""One bench of everything that is fast or large: `make bench`, or
+"""One benchmark program for every fast or large operation of raymq: `make bench`, or
 
     python -m tests.bench [--rounds 5] [--scale 1.0] [--only SECTION …] [--peers redis nats ray] [--json FILE]
                           [--markdown FILE]
 
-The bench starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the installed peers, and prints a
-table. With --json or --markdown it writes the same figures to a file. With defaults it takes about half an hour on two
-cores. Absolute times depend on the machine and its neighbours; each ratio compares two measurements of one round. A
-reached goal shows "yes".
+The benchmark starts its own raymq on this machine (ASYNC_FLUSH, then SYNC_FLUSH) and the installed peers, and prints a
+table. With --json or --markdown the benchmark also writes the table's measurements to a file. With defaults the
+benchmark takes about half an hour on two cores. Absolute times depend on the machine and its neighbours; each ratio
+compares two measurements of one round. A reached goal shows "yes".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LIBRARIES = "ray numpy pyarrow pyspark isal msgspec redis nats-py".split()
 
 
 def main() -> None:
-    """Run the requested sections, print the table, and write the file."""
+    """Run the requested sections, print the table of measurements, and write the requested files."""
     options = _options()
     console, figures = Console(width=max(Console().width, 150)), list[Figure]()
 
@@ -59,7 +59,7 @@ def main() -> None:
     def take(section: str, found: Iterable[Figure]) -> None:
         try:
             take_all(found)
-        except Exception:  # keep the results of the other sections
+        except Exception:  # an error in one section must not lose the results of the other sections
             failed.append(section)
             traceback.print_exc()
 
@@ -113,7 +113,8 @@ def _options() -> argparse.Namespace:
 
 
 def _cluster_sections(only: Iterable[str], *, sync: bool) -> list[str]:
-    """Return the requested sections that need a cluster; with SYNC_FLUSH only the sections that wait for the disk."""
+    """Return the requested sections that need a cluster. With SYNC_FLUSH, return only sections that depend on
+    the disk."""
     return [one for one in CLUSTER_SECTIONS if one in only and (not sync or one in ("produce", "consume", "delay"))]
 
 

@@ -1,4 +1,4 @@
-"""An embedded raymq for a bench, and workers in their own processes: Ray tasks that connect to raymq."""
+"""Run an embedded raymq for a benchmark, and worker processes: Ray actors that connect to raymq."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC: Final = "bench"
 
 @contextmanager
 def embedded(directory: Path, *, sync: bool, replicas: int = 1) -> Iterator[raymq.Client]:
-    """Run a raymq with one broker group on this machine for the block."""
+    """Run an embedded raymq with one broker group on this machine during the block. Yields a client."""
     config = directory / "raymq.yaml"
     spread = "\n  spread: false" if replicas > 1 else ""
     config.write_text(
@@ -37,7 +37,8 @@ def new_topic(client: raymq.Client, name: str, queues: int = 4) -> str:
 
 
 def joined_consumer(client: raymq.Client, group: str, topic: str, **options: Any) -> Any:
-    """Return a pull consumer that has its queues and reads `topic` from the first message."""
+    """Return a pull consumer that already has its queues assigned, and that reads `topic` from the first
+    message."""
     consumer = client.pull_consumer(group, consume_from=FROM_FIRST, auto_commit=False, **options)
     consumer.subscribe(topic)
     deadline_s = time.monotonic() + 60
@@ -52,18 +53,18 @@ def joined_consumer(client: raymq.Client, group: str, topic: str, **options: Any
 
 @ray.remote(num_cpus=0)
 class Worker:
-    """A process of its own with a client, for work that must not share this program's interpreter."""
+    """A worker process with a raymq client, for work that must not share the benchmark's interpreter."""
 
     def __init__(self) -> None:
         self._client = raymq.connect()
 
     def ready(self) -> None:
-        """Return when the client is connected."""
+        """Do nothing: the call returns once the worker has started and its client is connected."""
 
     def produce(self, topic: str, body: bytes, count: int, start_s: float) -> tuple[float, float]:
-        """Send `count` messages with send_async from the time `start_s` on.
+        """Send `count` messages with send_async, starting at the time `start_s`.
 
-        Returns the times at which the first message was sent and the last was acknowledged, in s since 1970.
+        Returns the time at which the first message was sent, and the time of the last acknowledgement, in s since 1970.
         """
         with self._client.producer("bench") as producer:
             message = raymq.Message(topic, body)
@@ -76,9 +77,9 @@ class Worker:
             return start, time.time()
 
     def produce_for(self, topic: str, body: bytes, start_s: float, seconds: float) -> tuple[int, list[float]]:
-        """Send batches of 500 for `seconds`, each as soon as the previous is acknowledged.
+        """Send batches of 500 messages for `seconds`. Each batch is sent after the previous batch was acknowledged.
 
-        Returns the number of messages that were acknowledged in time, and the time of each batch, in s.
+        Returns the number of messages that were acknowledged in time, and the duration of each batch's send, in s.
         """
         times: list[float] = []
         with self._client.producer("bench") as producer:
@@ -91,7 +92,8 @@ class Worker:
         return sum(begin <= seconds for begin in _cumulative(times)) * 500, times
 
     def pace(self, topic: str, size: int, per_s: int, seconds: float) -> None:
-        """Send messages of `size` bytes one by one, `per_s` per second, each with its send time."""
+        """Send messages of `size` bytes one by one, `per_s` per second. Each body begins with the message's
+        send time."""
         filler = b"x" * (size - 8)
         with self._client.producer("bench") as producer:
             next_s = time.perf_counter()
@@ -103,7 +105,8 @@ class Worker:
                 next_s += 1 / per_s
 
     def flow(self, topic: str, size: int, per_s: int, seconds: float) -> None:
-        """Send messages of `size` bytes, `per_s` per second, in batches every 20 ms. Waits until all are stored."""
+        """Send messages of `size` bytes, `per_s` per second, in bursts every 20 ms. Returns after all messages are
+        stored."""
         batch = [raymq.Message(topic, b"x" * size)] * (per_s // 50)
         with self._client.producer("bench") as producer:
             start = time.perf_counter()
@@ -114,9 +117,9 @@ class Worker:
             producer.flush()
 
     def wait_for_messages(self, topic: str, consumers: int, group: str) -> int:
-        """Open consumers, each in a group of its own, that wait for messages and get none until `leave`.
+        """Open consumers, each in its own group, that poll a topic without messages until `leave` is called.
 
-        Returns this process's id.
+        Returns the id of this worker process.
         """
         import os
         import threading
@@ -136,7 +139,7 @@ class Worker:
             consumer.poll(1, timeout_s=5.0)
 
     def leave(self) -> None:
-        """Close the waiting consumers."""
+        """Stop and close the consumers that `wait_for_messages` opened."""
         self._stop.set()
         for consumer, thread in self._waiting:
             thread.join(30)
@@ -157,7 +160,7 @@ def _cumulative(times: list[float]) -> list[float]:
 
 @contextmanager
 def workers(count: int) -> Iterator[list[Any]]:
-    """Yield `count` connected workers for the block."""
+    """Yield `count` connected worker processes for the block."""
     made = [Worker.remote() for _ in range(count)]
     try:
         ray.get([worker.ready.remote() for worker in made], timeout=180)

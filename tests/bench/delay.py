@@ -1,6 +1,6 @@
-"""The delay from send to poll at 1,000 messages a second, with a commit after each poll.
+"""Benchmark of the delay from send to poll at 1,000 messages a second, with a commit after each poll.
 
-The producer has a process of its own; the consumer runs in this process.
+The producer runs in its own process; the consumer runs in this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _groups = count()
 
 
 def delays(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the p50 and the p99 of the delay, with messages of 1 KiB."""
+    """Yield the p50 and the p99 of the delay from send to poll, for messages of 1 KiB."""
     mode, seconds = "SYNC" if sync else "ASYNC", max(1.0, 4 * scale)
     topic = new_topic(client, f"delay-{mode}")
     middle = Figure(f"delay {mode}", "1,000/s, commit each poll, p50", "us", False, [Goal("<=", 1.2, "redis")])
@@ -70,7 +70,7 @@ def _redis(peer: Any, seconds: float) -> list[float]:
 
 
 def _pace_redis(socket: str, seconds: float) -> None:
-    """XADD at the pace of `Worker.pace`, in a process of its own."""
+    """Send messages to Redis (XADD) at the rate of `Worker.pace`, in a separate process."""
     import redis
 
     client, filler = redis.Redis(unix_socket_path=socket, protocol=2), b"x" * 1016

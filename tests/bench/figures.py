@@ -1,7 +1,8 @@
-"""Figures of a bench: the measurements of each round, the peer's measurements, and the goal.
+"""Measurements of a benchmark: the samples of raymq and of its peers in each round, and the goal.
 
-A peer is measured in the same round, right after raymq, so that both see the same machine. A round's ratio is raymq's
-value divided by the peer's. The table shows the best round, and the median ratio with its smallest and largest value.
+A peer is measured in the same round, right after raymq, so that both run under the same conditions. A round's ratio is
+raymq's value divided by the peer's. The table shows the best round, and the median ratio with its smallest and largest
+value.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from rich.table import Table
 
 
 class Sample(NamedTuple):
-    """One measurement: its value in the figure's unit, and the CPU time in µs per message if measured."""
+    """One sample of a measurement: the value in the measurement's unit, and the CPU time in µs per message, if
+    measured."""
 
     value: float
     cpu_us: float | None = None
@@ -26,14 +28,18 @@ Measure = Callable[[], Sample | float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound on the ratio to a peer. With `peer` "" on raymq's own value; with `peer` "cpu" on its CPU µs."""
+    """A bound on the ratio of raymq's value to a peer's value.
+
+    If `peer` is "", the bound applies to raymq's own value. If `peer` is "cpu", the bound applies to raymq's CPU time
+    in µs.
+    """
 
     bound: Literal[">=", "<="]
     number: float
     peer: str = ""
 
     def holds(self, value: float) -> bool:
-        """Return whether `value` keeps to the bound."""
+        """Return True if `value` satisfies the bound."""
         return value >= self.number if self.bound == ">=" else value <= self.number
 
     def __str__(self) -> str:
@@ -43,7 +49,7 @@ class Goal:
 
 @dataclass(slots=True)
 class Figure:
-    """One line of the table, with a sample of raymq and of each peer for each round."""
+    """One row of the result table, with a sample of raymq and of each peer for each round."""
 
     section: str
     name: str
@@ -54,28 +60,29 @@ class Figure:
     peers: dict[str, list[Sample]] = field(default_factory=dict)
 
     def add_round(self, ours: Measure, peers: dict[str, Measure]) -> None:
-        """Measure raymq, then each peer."""
+        """Run a round: measure raymq, then each peer."""
         self.ours.append(_sample(ours()))
         for name, measure in peers.items():
             self.peers.setdefault(name, []).append(_sample(measure()))
 
     @property
     def best(self) -> Sample:
-        """Return the best of raymq's samples."""
+        """Return the best of raymq's samples over all rounds."""
         return (max if self.more_is_better else min)(self.ours)
 
     def ratios(self, peer: str) -> list[float]:
-        """Return raymq's value divided by the peer's, for each round."""
+        """Return the ratio of raymq's value to the peer's value, for each round."""
         return [ours.value / theirs.value for ours, theirs in zip(self.ours, self.peers[peer], strict=True)]
 
     @property
     def cpu_us(self) -> float | None:
-        """Return the least CPU time per message, in µs; None if no sample has one."""
+        """Return the lowest CPU time per message of all rounds, in µs. None if no sample has a CPU time."""
         taken = [sample.cpu_us for sample in self.ours if sample.cpu_us is not None]
         return min(taken) if taken else None
 
     def reached(self) -> bool | None:
-        """Return whether every goal with a measured peer is reached; None without such a goal."""
+        """Return True if all goals are reached. Goals whose peer was not measured do not count; None if no goal
+        remains."""
         looked = []
         for goal in self.goals:
             if goal.peer == "cpu":
@@ -87,7 +94,7 @@ class Figure:
         return all(looked) if looked else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figure for a JSON file."""
+        """Return the measurement as a dictionary for a JSON file."""
         return {
             "section": self.section,
             "figure": self.name,
@@ -110,7 +117,7 @@ class Figure:
 
 
 def as_table(figures: Sequence[Figure]) -> Table:
-    """Return the table of all figures, section by section."""
+    """Return the result table of all measurements, section by section."""
     peers = _peers_of(figures)
     table = Table(title="raymq: the best of its rounds; beside each peer the median ratio and its spread")
     table.add_column("figure")
@@ -126,7 +133,7 @@ def as_table(figures: Sequence[Figure]) -> Table:
 
 
 def as_markdown(figures: Sequence[Figure]) -> str:
-    """Return the table of all figures for a page of documentation."""
+    """Return the result table of all measurements as Markdown."""
     peers = _peers_of(figures)
     names = ("figure", "raymq", "CPU µs/msg", *(f"x {peer}" for peer in peers), "goal", "reached")
     rows = [names, ("---",) * len(names), *(_cells(figure, peers) for figure in figures)]
@@ -138,7 +145,7 @@ def _peers_of(figures: Sequence[Figure]) -> list[str]:
 
 
 def _cells(figure: Figure, peers: Sequence[str]) -> list[str]:
-    """Return a figure's row."""
+    """Return the cells of a measurement's row in the result table."""
     cpu = "" if figure.cpu_us is None else f"{figure.cpu_us:.2f}"
     reached = {None: "", True: "yes", False: "NO"}[figure.reached()]
     goals = ", ".join(map(str, figure.goals))

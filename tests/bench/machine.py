@@ -1,4 +1,5 @@
-"""The machine under a bench: CPU time and memory of processes, and page-cache memory that was used before."""
+"""Measurements of the machine that runs a benchmark: CPU time and memory of processes, and memory for the page
+cache."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import psutil
 
 
 def touch_memory(directory: Path, size: int) -> None:
-    """Give the page cache `size` bytes of memory that the machine has used before.
+    """Make the page cache use `size` bytes of memory that the machine has already used before.
 
     In a virtual machine a page that the guest never used costs 10 us and more, which would hide the store's own cost.
     """
@@ -35,14 +36,14 @@ def processes(without: set[int] = frozenset()) -> list[psutil.Process]:  # type:
 
 
 def cpu_s(without: set[int] = frozenset()) -> float:  # type: ignore[assignment]
-    """Return the CPU time that all `processes` have used, in s, without processes that have ended."""
+    """Return the CPU time in s that all `processes` have used. Processes that have ended do not count."""
     return _others_cpu_s(without) + time.process_time()
 
 
 def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
-    """Return the time of `work`, and the CPU time that all `processes` use during it, in s.
+    """Return the duration of `work` in s, and the CPU time in s that all `processes` use during `work`.
 
-    Reading the other processes' CPU times costs this process milliseconds, which are not included.
+    Reading the CPU times of other processes takes this process milliseconds, which are not included.
     """
     others_s, own_s, start_s = _others_cpu_s(without), time.process_time(), time.perf_counter()
     work()
@@ -51,7 +52,7 @@ def timed(work: Callable[[], object], without: set[int]) -> tuple[float, float]:
 
 
 def _others_cpu_s(without: set[int]) -> float:
-    """Return `cpu_s` without this process."""
+    """Return the CPU time of all `processes` except this process, in s."""
     total = 0.0
     for process in processes(without):
         if process.pid != os.getpid():
@@ -117,7 +118,7 @@ def copy_bytes_per_s(directory: Path, data: bytes, seconds: float = 0.3) -> floa
 
 
 def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
-    """Return the time of each of `count` calls, in us, ascending."""
+    """Return the durations of `count` calls in us, in ascending order."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -129,5 +130,5 @@ def latencies_us(call: Callable[[], object], count: int, pause_s: float = 0.0) -
 
 
 def percentile(ascending: list[float], percent: float) -> float:
-    """Return the value below which `percent` of the values are."""
+    """Return the value below which `percent` percent of the values are."""
     return ascending[min(int(len(ascending) * percent / 100), len(ascending) - 1)]

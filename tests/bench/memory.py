@@ -1,4 +1,4 @@
-"""The memory of each process except mapped files: an idle client, and each server."""
+"""Benchmark of the memory of each process, without mapped files: an idle client, and each server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.bench.machine import own_memory_mib, processes, server_name
 
 
 def memory(client: raymq.Client) -> Iterator[Figure]:
-    """Yield a figure for each server of raymq, and for a worker process with an idle client."""
+    """Yield the memory of each server of raymq, and of a worker process with an idle client."""
     with workers(1):
         found = sorted(
             (server_name(process), own_memory_mib(process)) for process in processes() if process.pid != os.getpid()

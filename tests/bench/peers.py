@@ -1,4 +1,6 @@
-"""The peers of raymq in a bench, each used as its own documentation advises for speed. Missing peers are left out.
+"""The systems that the benchmark compares with raymq, each used as its documentation advises for speed.
+
+A system that is not installed is left out.
 
     redis     streams over a Unix socket, with hiredis; appendonly, with an fsync each second for ASYNC_FLUSH and
               always for SYNC_FLUSH; pipelines without a transaction
@@ -24,16 +26,16 @@ T = TypeVar("T")
 
 START_TIMEOUT_S: Final = 10.0
 PIPELINE: Final = 1000
-"""Commands in one pipeline: of 100, 500, 1000 and 5000 this was the fastest."""
+"""Number of Redis commands in one pipeline. Of 100, 500, 1000 and 5000 commands, 1000 were the fastest."""
 WINDOW: Final = 2000
-"""The maximum number of unacknowledged messages of NATS."""
+"""Maximum number of messages that the NATS client sends before they are acknowledged."""
 READ: Final = 5000
-"""Messages per read of Redis; 500 for NATS, whose client sends larger batches no faster."""
+"""Number of messages per read of Redis. NATS uses 500, because its client is no faster with larger batches."""
 STREAM: Final = "bench"
 
 
 class RedisPeer:
-    """One Redis server, and a client of it. `always`: each write is on disk before its answer."""
+    """A Redis server and a client of it. `always`: the server writes each message to disk before it answers."""
 
     def __init__(self, directory: Path, *, always: bool) -> None:
         self.socket = str(directory / "redis.sock")
@@ -49,7 +51,7 @@ class RedisPeer:
         _wait_until(lambda: Path(self.socket).exists() and bool(self.client.ping()))
 
     def connect(self) -> Any:
-        """Return a new client."""
+        """Return a new client of the Redis server."""
         import redis
 
         return redis.Redis(unix_socket_path=self.socket, protocol=2)
@@ -59,7 +61,7 @@ class RedisPeer:
         self.client.xadd(STREAM, {b"b": body})
 
     def send_many(self, body: bytes, count: int, pipeline: int = PIPELINE) -> None:
-        """Send `count` messages in pipelines. All are acknowledged on return."""
+        """Send `count` messages in pipelines. Returns after all messages are acknowledged."""
         for first in range(0, count, pipeline):
             pipe = self.client.pipeline(transaction=False)
             for _ in range(min(pipeline, count - first)):
@@ -67,7 +69,7 @@ class RedisPeer:
             pipe.execute()
 
     def read_all(self, group: str, count: int) -> None:
-        """Read `count` messages as a new group, from the first message, and acknowledge each read."""
+        """Read `count` messages as a new consumer group, from the first message. Each read is acknowledged."""
         self.client.xgroup_create(STREAM, group, "0")
         left = count
         while left > 0:
@@ -78,17 +80,17 @@ class RedisPeer:
             left -= len(entries)
 
     def clear(self) -> None:
-        """Remove all messages and groups."""
+        """Remove all messages and consumer groups from Redis."""
         self.client.flushall()
 
     def close(self) -> None:
-        """End the server."""
+        """Close the client and stop the Redis server."""
         self.client.close()
         _end(self._server)
 
 
 class NatsPeer:
-    """One NATS server with JetStream in files, and a client whose loop runs during calls."""
+    """A NATS server with JetStream file storage, and a client whose event loop runs only during calls."""
 
     def __init__(self, directory: Path) -> None:
         with socket.socket() as free:
@@ -118,7 +120,8 @@ class NatsPeer:
         self._run(self._stream.publish(STREAM, body))
 
     def send_many(self, body: bytes, count: int) -> None:
-        """Send `count` messages with a window of acknowledgements. All are acknowledged on return."""
+        """Send `count` messages with at most WINDOW unacknowledged messages. Returns after all messages are
+        acknowledged."""
 
         async def publish() -> None:
             for _ in range(count):
@@ -128,7 +131,8 @@ class NatsPeer:
         self._run(publish())
 
     def read_all(self, group: str, count: int) -> None:
-        """Read `count` messages as a new durable consumer, from the first message, and acknowledge each."""
+        """Read `count` messages as a new durable consumer, from the first message, and acknowledge each
+        message."""
 
         async def read() -> None:
             subscription = await self._stream.pull_subscribe(STREAM, durable=group)
@@ -143,11 +147,11 @@ class NatsPeer:
         self._run(read())
 
     def clear(self) -> None:
-        """Remove all messages."""
+        """Remove all messages from JetStream."""
         self._run(self._stream.purge_stream(STREAM))
 
     def close(self) -> None:
-        """End the client and the server."""
+        """Close the client and stop the server."""
         self._run(self._client.close())
         self._loop.close()
         _end(self._server)
@@ -157,7 +161,7 @@ class NatsPeer:
 
 
 class RayQueue:
-    """ray.util.queue.Queue of the Ray that this program is connected to."""
+    """A ray.util.queue.Queue in the Ray cluster to which this program is connected."""
 
     def __init__(self) -> None:
         from ray.util.queue import Queue
@@ -169,30 +173,31 @@ class RayQueue:
         self._queue.put(body)
 
     def send_many(self, body: bytes, count: int) -> None:
-        """Put `count` messages in batches of PIPELINE."""
+        """Put `count` messages into the queue, in batches of PIPELINE messages."""
         for first in range(0, count, PIPELINE):
             self._queue.put_nowait_batch([body] * min(PIPELINE, count - first))
 
     def read_all(self, group: str, count: int) -> None:
-        """Take `count` messages, in batches of PIPELINE. A queue has no groups."""
+        """Take `count` messages, in batches of PIPELINE messages. The group is ignored, because the queue has no
+        groups."""
         for first in range(0, count, PIPELINE):
             self._queue.get_nowait_batch(min(PIPELINE, count - first))
 
     def clear(self) -> None:
-        """Take the remaining messages."""
+        """Take all remaining messages from the queue."""
         while size := self._queue.qsize():
             self._queue.get_nowait_batch(size)
 
     def close(self) -> None:
-        """End the queue's actor."""
+        """Stop the queue's actor."""
         self._queue.shutdown()
 
 
 @contextmanager
 def peers(directory: Path, *, sync: bool, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the installed peers of `names`, by name, for the block.
+    """Start the installed peers among `names`, and yield them by name for the block.
 
-    `sync`: as durable as SYNC_FLUSH, which only Redis supports.
+    `sync`: only peers that can be as durable as SYNC_FLUSH, that is, Redis.
     """
     with ExitStack() as stack:
         found: dict[str, Any] = {}
@@ -223,7 +228,7 @@ def _wait_until(ready: Callable[[], bool]) -> None:
         try:
             if ready():
                 return
-        except Exception:  # any error of a client whose server is not ready yet
+        except Exception:  # a client may raise any error while its server is not ready yet
             if time.monotonic() > deadline_s:
                 raise
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""Producing: one by one, asynchronously, in batches and as columns, compared with the peers."""
+"""Benchmark of producing: one by one, asynchronously, in batches and as columns, compared with the peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES: Final = {"100 B": 100, "1 KiB": 1024, "100 KiB": 100 * 1024}
 
 
 def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the figures of producing, for each size. `scale` makes the rounds longer or shorter."""
+    """Yield the measurements of producing, for each message size. `scale` multiplies the number of messages."""
     mode = "SYNC" if sync else "ASYNC"
     without = {peer.pid for peer in peers.values() if hasattr(peer, "pid")}
     topic = new_topic(client, f"produce-{mode}")
@@ -77,8 +77,10 @@ def produce(client: raymq.Client, peers: dict[str, Any], *, sync: bool, rounds: 
 
 
 def rate(work: Callable[[], object], count: int, without: set[int] | None = None) -> Sample:
-    """Return messages per second of `work`, which handles `count`, and the CPU time of all processes except
-    `without`."""
+    """Measure `work`, which handles `count` messages: messages per second, and CPU time per message.
+
+    The CPU time is of all processes except the processes in `without`.
+    """
     seconds, cpu_s = timed(work, without or set())
     return Sample(count / seconds, cpu_s / count * 1e6)
 
@@ -96,8 +98,8 @@ def send_batches(producer: Any, topic: str, body: bytes, count: int) -> None:
 
 @lru_cache(maxsize=1)
 def table_of(body: bytes, rows: int) -> pa.Table:
-    """Return a table of `rows` bodies. It is made before the measurement, as a program has its table before it
-    sends."""
+    """Return a table of `rows` bodies. The benchmark builds the table before timing, because a real program also has
+    its table before it sends."""
     offsets = np.arange(rows + 1, dtype=np.int64) * len(body)
     column = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(body * rows)])
     return pa.Table.from_batches([pa.RecordBatch.from_arrays([column], names=["body"])])

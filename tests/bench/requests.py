@@ -1,4 +1,4 @@
-"""Request and reply, compared with single sends of the same producer."""
+"""Benchmark of request and reply, compared with single sends of the same producer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _names = count()
 
 
 def echo(message: MessageExt) -> object:
-    """Answer requests, as a listener."""
+    """Message listener that replies to requests."""
     import raymq
 
     return raymq.reply(message.body)
 
 
 def requests(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the time of a request and its reply, by a listener in another process."""
+    """Yield the time from a request to its reply. The listener that replies runs in another process."""
     topic = new_topic(client, f"requests-{next(_names)}")
     number = max(100, int(scale * 2000))
     message = raymq.Message(topic, BODY)

@@ -1,4 +1,5 @@
-"""Large numbers of producers, consumer groups, queues, topics and waiting consumers; and overload."""
+"""Benchmarks with large numbers of producers, consumer groups, queues, topics and waiting consumers, and under
+overload."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ from tests.bench.produce import rate, send_async_each, send_tables
 
 BODY = b"x" * 1024
 SERVERS = frozenset(("NameServer", "Controller", "Broker", "Storage", "Replicator", "Rebalance", "Pull", "Listener"))
-"""The classes of raymq's server processes."""
+"""Class names of raymq's server actors."""
 _names = count()
 
 
 def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield acknowledged messages per second of 1, 4 and 16 producer processes at once, in total."""
+    """Yield the total acknowledged messages per second of 1, 4 and 16 producer processes that send at the same
+    time."""
     topic = new_topic(client, f"producers-{next(_names)}")
     each = max(2000, int(scale * 40_000))
     for number in (1, 4, 16):
@@ -47,9 +49,9 @@ def producers(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Fi
 
 
 def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the figures of 20 producer processes at full speed, and of a single one.
+    """Yield the measurements of 20 producer processes at full speed, compared with one producer process.
 
-    A consumer polls and commits all the time.
+    During the measurement a consumer polls and commits continuously.
     """
     topic = new_topic(client, f"overload-{next(_names)}", queues=8)
     seconds = max(3.0, scale * 10)
@@ -88,7 +90,8 @@ def overload(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield messages per second of 1, 4 and 16 groups that each read the same messages, one thread each, in total."""
+    """Yield the total messages per second of 1, 4 and 16 groups that all read the same messages, each in one
+    thread."""
     total = max(5000, int(scale * 50_000) // 5000 * 5000)
     topic = new_topic(client, f"fan-out-{next(_names)}")
     with client.producer("bench") as producer:
@@ -114,7 +117,8 @@ def fan_out(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figu
 
 
 def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the CPU per message of sending asynchronously and polling everything, with 1, 8 and 1,000 queues."""
+    """Yield the CPU time per message of sending asynchronously and polling all messages, with 1, 8 and 1,000
+    queues."""
     total = max(10_000, int(scale * 50_000) // 5000 * 5000)
     cpu: dict[int, float] = {}
     for number in (1, 8, 1000):
@@ -136,10 +140,10 @@ def queues(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figur
 
 
 def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the cost of 0, 100 and 200 consumers that wait for messages, each a group of its own.
+    """Yield the cost of 0, 100 and 200 consumers that wait for messages, each in its own group.
 
-    The figures are a single send beside them, and their own idle cost at raymq's servers and in their program. Ray's
-    own processes are counted separately.
+    The measurements are the time of a single send, and the CPU use of raymq's servers and of the consumers' program.
+    The CPU use of Ray's own processes is measured separately.
     """
     topic, other = new_topic(client, f"waiting-{next(_names)}"), new_topic(client, f"sent-{next(_names)}")
     seconds = max(5.0, 20 * scale)
@@ -151,7 +155,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
             pid = None
             if holder is not None:
                 pid = ray.get(holder.wait_for_messages.remote(topic, 100, f"{topic}-{number}"), timeout=300)
-            time.sleep(5)  # all consumers have joined, and their first polls have ended
+            time.sleep(5)  # after this time all consumers have joined their groups, and their first polls have ended
             servers, rays = _servers_and_rays()
             of_servers, of_rays, of_program = _cpu_percent(servers, rays, [pid] if pid else [], seconds=seconds)
             times = latencies_us(lambda: producer.send(message), 500, 0.001)
@@ -168,7 +172,7 @@ def waiting(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def _servers_and_rays() -> tuple[list[int], list[int]]:
-    """Return the ids of raymq's server processes, and of Ray's own processes."""
+    """Return the process ids of raymq's servers, and of Ray's own processes."""
     servers, rays = list[int](), list[int]()
     for process in processes():
         kind = server_name(process).removeprefix("ray::").split(".")[0].split(":")[-1]
@@ -180,8 +184,8 @@ def _servers_and_rays() -> tuple[list[int], list[int]]:
 
 
 def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
-    """Return the CPU use of each group of processes during `seconds`, in % of a core. Processes that end are left
-    out."""
+    """Return the CPU use of each group of processes during `seconds`, in % of a core. Processes that end during that
+    time do not count."""
     before = {pid: used for pids in groups for pid in pids if (used := cpu_of(pid)) is not None}
     time.sleep(seconds)
     after = {pid: used for pid in before if (used := cpu_of(pid)) is not None}
@@ -189,7 +193,7 @@ def _cpu_percent(*groups: list[int], seconds: float) -> list[float]:
 
 
 def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the figures of making 2,000 topics of 8 queues, and of a consumer that reads a message from each of 1,600
+    """Yield the times of creating 2,000 topics of 8 queues, and of a consumer that reads a message from each of 1,600
     queues."""
     number = max(200, int(2000 * min(scale, 1.0)))
     start = time.perf_counter()
@@ -225,7 +229,7 @@ def topics(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
 
 
 def groups(client: raymq.Client, *, scale: float) -> Iterator[Figure]:
-    """Yield the time until 1,000 groups with a consumer each have joined, and the servers' memory per group."""
+    """Yield the time until 1,000 groups with one consumer each have formed, and the servers' memory per group."""
     number = max(100, int(1000 * min(scale, 1.0)))
     topic = new_topic(client, f"groups-{next(_names)}", queues=1)
     servers = [process for process in processes() if process.pid != os.getpid()]

@@ -1,6 +1,7 @@
-"""Spark and Ray Data on a topic, compared with the same rows in Parquet; a stream that must keep up; writing; memory.
+"""Benchmark of Spark and Ray Data on a topic, compared with the same rows in Parquet: reading, writing, streaming,
+memory.
 
-One executor has one core, so a figure per second is also per core. Spark writes the Parquet files from the topic, as
+One executor has one core, so a value per second is also per core. Spark writes the Parquet files from the topic, as
 many as the topic has queues. The topic and the Parquet files are in the page cache.
 """
 
@@ -39,7 +40,7 @@ SECTION: Final = "spark"
 
 
 def spark(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield every figure of this section. `scale` shortens the topic, the stream and the write."""
+    """Yield all measurements with Spark and Ray Data. `scale` shortens the topic, the stream and the write."""
     from raydp_jobs import read_topic, spark_session
 
     count = max(TABLE_ROWS, int(MESSAGES * scale) // TABLE_ROWS * TABLE_ROWS)
@@ -72,11 +73,11 @@ def fill(client: raymq.Client, topic: str, count: int) -> None:
             producer.send_table(topic, pa.table({"body": bodies, "tags": tags}))
 
 
-# Reading
+# Measurements of reading
 
 
 def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count: int, rounds: int) -> Iterator[Figure]:
-    """Yield the figures of three queries on the topic and on the same rows in Parquet."""
+    """Yield the times of three queries on the topic, each compared with the same rows in Parquet."""
     from raydp_jobs import read_topic
 
     def topic_columns(*columns: str) -> Any:
@@ -101,7 +102,7 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
     without = Figure(SECTION, f"projection without body of {name}", "s", False, [Goal("<=", 1.2, "parquet")])
     bodies = Figure(SECTION, f"with body, {name}, one core", "msg/s", True, [Goal(">=", 300_000)])
     for figure, measure in ((per_tag, counted), (without, projected), (bodies, whole)):
-        measure(topic_columns)  # loads classes, and connects the worker
+        measure(topic_columns)  # an untimed first run, which loads classes and connects the worker
         measure(parquet_columns)
         for _ in range(rounds):
             figure.add_round(lambda: measure(topic_columns), {"parquet": lambda: measure(parquet_columns)})
@@ -109,7 +110,7 @@ def reading(session: Any, client: raymq.Client, topic: str, parquet: str, count:
 
 
 def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
-    """Return the figure of reading whole rows with Ray Data, counted where they are read."""
+    """Measure how fast Ray Data reads whole rows of the topic. The tasks that read the rows also count them."""
     import ray.data
 
     import raymq.data
@@ -132,7 +133,7 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
     def theirs() -> float:
         return rows_per_s(lambda: ray.data.read_parquet(parquet))
 
-    ours()  # starts workers, and imports modules
+    ours()  # an untimed first run, which starts workers and imports modules
     theirs()
     for _ in range(rounds):
         figure.add_round(ours, {"parquet": theirs})
@@ -140,16 +141,19 @@ def ray_data(topic: str, parquet: str, count: int, rounds: int) -> Figure:
 
 
 def count_rows(batch: pa.Table) -> pa.Table:
-    """Return a batch's number of rows, without reading anything else."""
+    """Return a table with the number of rows of a batch, without reading its columns."""
     return pa.table({"rows": [batch.num_rows]})
 
 
-# Memory
+# Measurements of memory
 
 
 def memory(session: Any, client: raymq.Client, small: str, large: str, count: int) -> Figure:
-    """Return the peak memory of the executors and their Python workers over the whole topic, minus the peak over a
-    tenth."""
+    """Measure how much the executors' peak memory grows from reading a tenth of the messages to reading the whole
+    topic.
+
+    The memory includes the executors' Python workers.
+    """
     from raydp_jobs import read_topic
 
     def peak_mb(topic: str) -> float:
@@ -166,9 +170,10 @@ def memory(session: Any, client: raymq.Client, small: str, large: str, count: in
 
 
 class PeakMemory:
-    """The peak private memory of the executors' JVMs and their Python workers, in `bytes`.
+    """Samples the private memory of the executors' JVMs and of their Python workers. `bytes`: the peak of the sum.
 
-    Private is resident without shared: a store's mapped files belong to the page cache, not to the reader.
+    Private memory is resident memory without shared memory: a store's mapped files belong to the page cache, not to the
+    reader.
     """
 
     def __init__(self) -> None:
@@ -204,15 +209,16 @@ def _private_bytes(executor: psutil.Process) -> int:
             info = process.memory_info()
             total += info.rss - info.shared
     except psutil.NoSuchProcess:
-        pass  # a worker that ended during the read
+        pass  # ignores a worker that ended while its memory was read
     return total
 
 
-# Writing and streaming
+# Measurements of writing and streaming
 
 
 def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iterator[Figure]:
-    """Yield the figures of writing rows that the executor makes itself to a topic, and as Parquet."""
+    """Yield the speed of writing rows to a topic, compared with writing them as Parquet. The executor generates the
+    rows."""
     from pyspark.sql import functions as f
 
     from raydp_jobs import write_topic
@@ -238,9 +244,9 @@ def writing(session: Any, client: raymq.Client, count: int, rounds: int) -> Iter
 
 
 def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -> Iterator[Figure]:
-    """Yield the figures of a query over a stream of 20,000 messages of 1 KiB a second.
+    """Yield the measurements of a streaming query that reads 20,000 messages of 1 KiB a second.
 
-    The figures are the rate that the query keeps up with, and the age of messages when their batch is done.
+    The measurements are the rate that the query sustains, and the age of the messages when their batch is done.
     """
     from pyspark.sql import functions as f
 
@@ -284,7 +290,8 @@ def streaming(session: Any, client: raymq.Client, length_s: float, home: Path) -
 
 
 class Batch(NamedTuple):
-    """A batch of a stream: its end time in s since 1970, its messages, and their age at that time by QUANTILES."""
+    """A finished batch of a streaming query: end time in s since 1970, number of messages, and QUANTILES of the
+    messages' age at that time."""
 
     done_s: float
     count: int
@@ -292,7 +299,8 @@ class Batch(NamedTuple):
 
 
 def await_count(batches: list[Batch], count: int, query: Any) -> None:
-    """Wait until the batches have `count` messages."""
+    """Wait until the batches have `count` messages in all. Raises the query's error, or TimeoutError after
+    PATIENCE_S."""
     deadline_s = time.monotonic() + PATIENCE_S
     while sum(batch.count for batch in batches) < count:
         if query.exception() is not None:
@@ -304,18 +312,18 @@ def await_count(batches: list[Batch], count: int, query: Any) -> None:
 
 
 def drain(rows: Any) -> None:
-    """Make Spark compute every column of every row, and keep nothing."""
+    """Make Spark compute every column of every row, and discard the rows."""
     rows.write.format("noop").mode("overwrite").save()
 
 
 def check(found: Any, expected: int) -> None:
-    """Raise an error unless every row was found."""
+    """Raise AssertionError unless the number of found rows equals `expected`."""
     if found != expected:
         raise AssertionError(f"{found:,} rows instead of {expected:,}")
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """Return the time that a call takes, in s."""
+    """Return the duration of a call, in s."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -1,9 +1,10 @@
-"""The cost of a trace: producing and consuming by a client that traces, compared with a client that does not.
+"""Benchmark of message tracing: a client that traces its producing and consuming, compared with a client that does not
+trace.
 
 Both clients use one cluster. A round is a window of calls by each client. Before the client without a trace begins, the
-tracing client has sent its records. CPU is that of all processes, per message, so it includes the stores' work for the
-records. The traced share is of the messages of all windows: a trace uses a bounded share of a processor, and drops
-further records.
+tracing client has sent all its trace records. CPU time is that of all processes, per message, so it includes the
+stores' work for the trace records. The traced share is of the messages of all windows: tracing uses a bounded share of
+a processor, and drops further trace records.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from tests.bench.ways import BODY, ways
 WINDOW_S = 2.0
 PUSHED = 60_000
 SETTLED_S = 1.5
-"""Seconds without a change of a client's trace, after which the client has sent all its records."""
+"""Seconds without a change in the trace statistics, after which the client counts as having sent all its trace
+records."""
 GOALS = [Goal(">=", 0.9, "untraced")]
 
 
 def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield the speed of each way with a trace, and the share of messages whose records were sent. `client` has no
+    """Yield the speed of each kind of call with tracing, and the share of messages that were traced. `client` does not
     trace."""
     window_s = max(0.1, WINDOW_S * scale)
     with raymq.connect(trace=True) as traced:
@@ -50,7 +52,7 @@ def trace(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure
 
 
 def settled_statistics(client: raymq.Client) -> TraceStatistics:
-    """Return the counts of a client's trace, after all its records were sent."""
+    """Wait until a client has sent all its trace records. Returns the client's trace statistics."""
     before = None
     while (now := client.trace_statistics()) != before:
         before = now
@@ -64,7 +66,8 @@ def _untraced(traced: raymq.Client, call: Callable[[], None], number: int, windo
 
 
 def _window(call: Callable[[], None], number: int, window_s: float) -> Sample:
-    """Return the median of the calls of a window, of `number` messages each."""
+    """Repeat a call of `number` messages for `window_s` seconds. Returns the median speed and the median CPU
+    time."""
     until_s, samples = time.monotonic() + window_s, list[tuple[float, float]]()
     while not samples or time.monotonic() < until_s:
         took_s, cpu_s = timed(call, set())
@@ -81,7 +84,7 @@ def _share(name: str, before: TraceStatistics, after: TraceStatistics) -> Figure
 
 
 def _push(client: raymq.Client, traced: raymq.Client, rounds: int, total: int) -> Figure:
-    """Return the figure of a listener, which traces in its own process."""
+    """Measure a push consumer with tracing. The listener's process sends the trace records."""
     topic = new_topic(client, "trace-push")
     with client.producer("bench") as producer:
         send_tables(producer, topic, BODY, total)

@@ -1,6 +1,5 @@
-"""The ways of producing and consuming, each as a repeatable call, to measure the cost of counting or tracing beside
-them.
-"""
+"""The kinds of producing and consuming calls, each as a repeatable call, to measure the cost of metrics or
+tracing."""
 
 from __future__ import annotations
 
@@ -14,12 +13,13 @@ from tests.bench.produce import send_async_each, send_tables
 
 BODY = b"x" * 1024
 PREPARED = 60_000
-"""Messages that a consumer drains at a time."""
+"""Number of messages that a consumer reads in one measured call."""
 _names = count()
 
 
 def ways(client: raymq.Client) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """Yield each way of producing and consuming of a client: its name, the messages of one call, and the call."""
+    """Yield each kind of producing and consuming call of a client: its name, its number of messages, and a function
+    that makes the call."""
     topic = new_topic(client, f"cost-{next(_names)}")
     with client.producer("bench") as producer:
         message = raymq.Message(topic, BODY)

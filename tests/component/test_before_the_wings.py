@@ -1,4 +1,5 @@
-"""Values that a raymq from before the wings of raymq/ wrote, stored or pickled: tests/fixtures/raymq-before-wings."""
+"""Tests with values that an older raymq wrote, stored or pickled, before raymq's modules moved into packages:
+tests/fixtures/raymq-before-wings."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ VALUES: dict[str, Any] = {
     "credentials": raymq.Credentials("me", "a long secret"),
 }
 NOT_PUBLIC = {"settings of a cluster": ClusterSettings, "options of a store": StoreOptions, "a route": TopicRoute}
-"""Arguments of actors' constructors, and answers. Their classes gain fields with time, so only the class is
-compared."""
+"""Classes of pickled values that are not part of the public API: constructor arguments of actors, and results of
+actors.
+
+These classes gain fields over time, so the test compares only the class of a value.
+"""
 NAME_SERVER = "the class of a NameServer"
 START_AGAIN = """
 import base64, pickle, sys
@@ -42,7 +46,7 @@ print(kind.__name__, sys.path[0])
 
 
 def unpickled(name: str) -> Any:
-    """Return the value that an earlier raymq pickled under this name."""
+    """Unpickle the value that an older raymq pickled under `name`."""
     return pickle.loads(base64.b64decode(PICKLES[name]))
 
 
@@ -54,7 +58,8 @@ def test_a_public_name_that_was_pickled_is_the_public_name(name: str) -> None:
         assert str(found)
         assert found.code == public.code
     else:
-        assert found == public  # not `is`: a few names are types such as Callable[[...], None]
+        # equality instead of identity, because a few names are types such as Callable[[...], None]
+        assert found == public
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -70,7 +75,8 @@ def test_a_value_of_a_server_that_was_pickled_has_the_present_class(name: str) -
 
 
 def test_the_class_of_an_actor_that_ray_kept_starts_the_actor_again() -> None:
-    """Ray makes the object of a detached actor by `__new__`, which puts the packages of the servers first."""
+    """When Ray restarts a detached actor, it calls `__new__` of the stored class. `__new__` puts the directory of the
+    servers' packages first in sys.path."""
     command = [sys.executable, "-c", START_AGAIN, PICKLES[NAME_SERVER]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     name, _, folder = done.stdout.strip().partition(" ")

@@ -1,4 +1,5 @@
-"""One Chromium, and one console of a small cluster for each test; no Ray."""
+"""Fixtures for the console's tests: one Chromium for all tests, and a console of a small fake cluster for each test. No
+Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.support.console.served_console import ServedConsole, serving
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Yield the browser of all tests in this folder, which ends before tests of other folders run: see `launched`."""
+    """Yield a browser that all tests in this folder share. The browser ends before tests of other folders run: see
+    `launched`."""
     with launched() as browser:
         yield browser
 

@@ -1,6 +1,6 @@
-"""`make pictures`: make the pictures of the console in docs/pictures/ from the web shop's cluster.
+"""Take the screenshots of the console in docs/pictures/ (`make pictures`), with the example cluster of a web shop.
 
-A picture that is too large is drawn with few colours.
+A screenshot whose file is too large is reduced to 256 colours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHARTS_ARE_DRAWN = "[...document.querySelectorAll('[data-chart]')].every(plot =>
 
 
 class Picture(NamedTuple):
-    """A page: its address, and a text that the page shows once it is drawn."""
+    """A screenshot to take: the page's path, and a text that the page shows once it is fully drawn."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ ALL = (
 
 
 def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
-    """Return the picture as PNG: the part of the page in the window."""
+    """Take a screenshot of the visible part of a page. Returns the PNG file's bytes."""
     with served.page(browser, window=picture.window, dark=picture.dark) as page:
         page.goto(picture.path)
         if picture.path.endswith("/tail"):
@@ -71,7 +71,7 @@ def take(browser: Browser, served: ServedConsole, picture: Picture) -> bytes:
 
 
 def make(folder: Path, wanted: list[str]) -> None:
-    """Take the pictures with these names, or all pictures, into a folder."""
+    """Take the screenshots named in `wanted`, or all screenshots, and write them into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     cluster = shop()
     cluster.errors["figures"] = RaymqError("the pictures have samples of their own")

@@ -1,4 +1,5 @@
-"""The pages about topics, groups and the cluster in a browser: by keyboard, refreshed, and while nothing answers."""
+"""Tests of the pages about topics, groups and the cluster in a browser: by keyboard, refreshed, and while no broker
+answers."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ PAGES = {
 UNNAMED = """
 all => all.filter(one => !one.textContent.trim() && !one.labels?.length && !one.ariaLabel).map(one => one.outerHTML)
 """
-"""The fields, buttons and links that have no name for a screen reader."""
+"""JavaScript that returns the fields, buttons and links without a name for screen readers."""
 
 
 class Served:
-    """A console of a cluster in memory, at an origin."""
+    """A console of a fake cluster in memory, and the origin (URL) at which the console is served."""
 
     def __init__(self, cluster: FakeCluster, app: Any, origin: str) -> None:
         self.cluster, self.app, self.origin = cluster, app, origin
@@ -58,7 +59,7 @@ def served_console() -> Iterator[Served]:
 
 
 def log_in(page: Page) -> None:
-    """Log in by keyboard only: the token's field has the focus."""
+    """Log in with the keyboard only. Checks that the token field has the focus."""
     page.goto("/login")
     expect(page.get_by_label("Token")).to_be_focused()
     page.keyboard.type(ADMIN_TOKEN)
@@ -177,7 +178,7 @@ def test_large_lists_are_shown_filtered_and_refreshed(browser: Browser):
         page.get_by_text("1\u202f000 topics").wait_for()
         page.goto("/groups")
         page.get_by_text("2\u202f000 groups").wait_for()
-        # a browser takes seconds to compute the roles of 2,000 rows
+        # a CSS selector instead of roles, because a browser takes seconds to compute the roles of 2,000 rows
         shown = page.locator("#groups-table tbody tr:not([hidden]) th")
         page.get_by_label("Filter groups").fill("g1999")
         expect(shown).to_have_text(["g1999"])

@@ -1,4 +1,5 @@
-"""The browser fixture of other tests fails a test for every complaint that those tests rely on."""
+"""Tests that the browser fixture fails a test for each kind of page problem, such as a script error. Other tests rely
+on this behaviour."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PAGES = {
 
 
 async def page_of(request: Request) -> Response:
-    """Return the page. Like the console's, the page with the policy allows no style."""
+    """Return the requested page. The page "policy" has a Content-Security-Policy that forbids inline styles, like the
+    console's."""
     name = request.path_params["name"]
     policy = {"Content-Security-Policy": "default-src 'self'"} if name == "policy" else {}
     icon = '<link rel="icon" href="data:,">'

@@ -1,4 +1,5 @@
-"""Every page of the console, on a desktop and on a phone, with keys only, and with attacks in every text."""
+"""Tests of every page of the console: on a desktop and on a phone, with the keyboard only, and with attacks in every
+text."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ PARAMETERS = {
     "/groups/{group}/reset": {"topic": "TOPIC", "to": "earliest"},
     "/groups/{group}/copy": {"topic": "TOPIC", "source": "GROUP"},
 }
-"""The queries of pages that show little without a query."""
+"""Query parameters for pages that show little without them, by path."""
 IS_WIDER = "document.scrollingElement.scrollWidth > document.documentElement.clientWidth"
 NAMELESS = """[...document.querySelectorAll('input:not([type=hidden]), select, textarea, button, a')]
     .filter(one => !one.labels?.length && !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"""
 
 
 def page_routes() -> Iterator[str]:
-    """Yield the addresses of all pages, from the router."""
+    """Yield the paths of all pages of the console, from the router."""
     for route in console_routes():
         if isinstance(route, Route) and "GET" in (route.methods or ()) and not any(x in route.path for x in NO_PAGES):
             yield route.path
@@ -39,7 +40,7 @@ def page_routes() -> Iterator[str]:
 
 
 def address(path: str, topic: str, group: str) -> str:
-    """Return the address of a page for this topic and this group."""
+    """Return the URL of the page at `path` for a topic and a group."""
     query = {n: v.replace("TOPIC", topic).replace("GROUP", group) for n, v in PARAMETERS.get(path, {}).items()}
     path = path.replace("{topic}", quote(topic, safe="")).replace("{group}", quote(group, safe=""))
     return f"{path}?{urlencode(query)}" if query else path

@@ -1,4 +1,5 @@
-"""Messages in a browser: searched, opened, sent, tailed, replayed and recalled, by roles and names only."""
+"""Tests of messages in a browser: searched, opened, sent, tailed, replayed and recalled. Elements are found only by
+role and name."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ FOUR_MIB = 4 * 1024 * 1024
 
 
 def cells(page: Page, table: str, row: int) -> list[str]:
-    """Return the texts of a row of a table. Row 0 is its head."""
+    """Return the texts of the cells in a row of a table. Row 0 is the table's header."""
     return page.get_by_role("table", name=table).get_by_role("row").nth(row).get_by_role("cell").all_inner_texts()
 
 

@@ -1,4 +1,5 @@
-"""The console's third-party files are the published ones: their table, the folder and NOTICE agree."""
+"""Tests that the console's third-party files are the published ones, and that the table of files, the folder and NOTICE
+agree."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ ROW = re.compile(r"^\| `([^`]+)` \| (\S+) (\S+) \| `[^`]+` \| (\S+), `([^`]+)` \
 
 
 def rows() -> list[tuple[str, str, str, str, str, str]]:
-    """Return file, package, version, licence, licence file and hash of every row of the table."""
+    """Return each row of the table of third-party files: file, package, version, licence, licence file and
+    hash."""
     return ROW.findall((VENDOR / "README.md").read_text())
 
 
@@ -35,5 +37,5 @@ def test_the_notice_names_every_package_its_version_and_its_licence():
 
 
 def test_no_file_names_a_source_map():
-    """A browser's developer tools would request the map, which does not exist."""
+    """A source map's address would make a browser's developer tools request the map, which does not exist."""
     assert [row[0] for row in rows() if b"sourceMappingURL" in (VENDOR / row[0]).read_bytes()] == []

@@ -1,4 +1,5 @@
-"""The laws of the strategies that share one topic's queues: owners, balance, independence of order, and moves."""
+"""Tests of the strategies that assign one topic's queues to consumers: one owner per queue, balance, independence of
+input order, and few moves."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ QUEUES = st.sets(
 MEMBERS = st.dictionaries(
     st.text("abc-0123", min_size=1, max_size=6), st.sampled_from(["room1", "room2", "room9"]), min_size=1, max_size=12
 )
-"""Members and the room of each member."""
+"""Hypothesis strategy for group members, with the machine room of each member."""
 
 
 def sticky(queues, rooms):

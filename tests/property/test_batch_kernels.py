@@ -1,4 +1,4 @@
-"""The kernels for many records do the same as the code for one record."""
+"""Tests that the kernels for many records give the same results as the code for a single record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTS = {False: encode_host("10.0.0.7", 10911), True: encode_host("2001:db8::7",
 
 @st.composite
 def batches(draw: st.DrawFn) -> EncodedBatch:
-    """Return batches whose records have equal lengths, and other batches."""
+    """Hypothesis strategy for batches. The bodies of about half of the batches have equal lengths."""
     count, alike = draw(st.integers(1, 20)), draw(st.booleans())
     length = draw(st.integers(1, 200))
     bodies = [draw(st.binary(min_size=length if alike else 1, max_size=length)) for _ in range(count)]
@@ -46,7 +46,7 @@ def is_ipv6_stored(batch: EncodedBatch) -> bool:
 def test_records_of_all_kinds_are_stamped_together_as_one_by_one(
     drawn: list[tuple[EncodedBatch, int]], physical_offset: int, ipv6_store: bool
 ) -> None:
-    # the first record of each batch that has space for this store's host
+    # the first record of each batch whose host field has the size of this store's address (IPv4 or IPv6)
     records = [
         (bytes(batch.records[: batch.sizes[0]]), offset)
         for batch, offset in drawn
@@ -99,7 +99,7 @@ def test_a_batch_is_stamped_as_its_records_are_one_by_one(
 
 
 def facts_one_by_one(batch: EncodedBatch) -> BatchFacts | None:
-    """Return the facts of a batch, record by record; None if the batch is not legal."""
+    """Compute the facts of a batch record by record. Returns None if the batch is not valid."""
     magic, topic_text = topic_part(batch.topic)
     data, end, rows, flags = bytes(batch.records), 0, [], []
     for size in batch.sizes.tolist():

@@ -1,7 +1,7 @@
-"""Appending a chunk as a block gives the same result as record by record, over random chunks.
+"""Tests that appending a chunk as a block gives the same result as appending its records one by one, for random chunks.
 
 The chunks have producers, delayed messages, deleted topics, inner batches, odd records and damage. 200 logs;
-RAYMQ_SOAK=1 makes 8,000, RAYMQ_RAW_APPEND_SEED repeats one.
+RAYMQ_SOAK=1 tests 8,000 logs, RAYMQ_RAW_APPEND_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def random_log(dice: random.Random) -> Log:
 
 
 def chunks_of(log: Log, dice: random.Random) -> Iterator[tuple[int, bytes]]:
-    """Yield the log in chunks of random size, each up to a record's or a file's end."""
+    """Yield the log in chunks of random size, with their start offsets. Each chunk ends at the end of a record or of a
+    file."""
     for index, data in enumerate(log.files):
         first, full = index * FILE_BYTES, index + 1 < len(log.files)
         file = bytes(data).ljust(FILE_BYTES, b"\0") if full else bytes(data)
@@ -66,7 +67,8 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
 
 
 def outcome(store: MessageStore, physical_offset: int, data: bytes) -> str:
-    """Append the chunk from memory that is overwritten afterwards. Returns the error's text; empty without an error."""
+    """Append the chunk from memory that is overwritten afterwards. Returns the text of the error, or an empty
+    text."""
     memory = bytearray(data)
     try:
         store.chunks.append_chunk(physical_offset, memoryview(memory))
@@ -109,7 +111,8 @@ def directory() -> Iterator[Path]:
 
 
 def run(seed: int, directory: Path) -> int:
-    """Run both ways side by side. Returns the number of appended blocks."""
+    """Append a random log to two stores, by blocks and record by record, and compare them. Returns the number of
+    appended blocks."""
     dice, taken = random.Random(seed), 0
     log = random_log(dice)
     changes = {

@@ -1,4 +1,5 @@
-"""Laws of the command line's output of texts from outside, for any text at all."""
+"""Tests of the command line's output for texts that come from outside, such as message properties. The texts may have
+any characters."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def message(text: str) -> MessageExt:
 
 
 class Admin:
-    """Returns one message, also as a dead letter."""
+    """Fake admin client whose queries return one message with a given text, also as a dead letter."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -124,7 +125,7 @@ class Admin:
 
 
 def strings(value: Any) -> list[str]:
-    """Return every text in a JSON value."""
+    """Return all texts that a JSON value contains."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -163,7 +164,8 @@ def test_wrong_usage_is_shown_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["raymq", *arguments])
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # the console script leaves it changed
+    # lets monkeypatch restore sys.stdout, which the console script replaces
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(out, "width", 200)
     with pytest.raises(SystemExit) as ended:
         cli.main()

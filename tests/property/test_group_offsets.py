@@ -1,6 +1,5 @@
-"""Laws of committed offsets: they advance, go back only by permitted callers, and never by a member that lost its
-queue.
-"""
+"""Tests of committed offsets: they advance; only permitted callers move them back; a member that lost its queue
+cannot."""
 
 from __future__ import annotations
 
@@ -19,9 +18,11 @@ MEMBERS = st.integers(0, 3)
 
 
 class CommittedOffsets(RuleBasedStateMachine):
-    """Members of one group take a queue from one another, commit, seek and die; offsets are reset; the broker restarts.
+    """Members of one group take a queue from each other, commit, seek and die. Offsets are reset, and the broker
+    restarts.
 
-    `versions` and `generations` are each member's view of the queue: a member may have lost the queue unnoticed.
+    `held` has each member's view of the queue, generation and reset version. A member may not know that it lost the
+    queue.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Process queues compared with a simple model of a store, a listener and a broker.
+"""Tests of process queues, compared with a simple model of a store, a listener and a broker.
 
-The store has a log per queue. The listener works, fails, is slow, is taken away or dies. The broker keeps committed
+The store has a log per queue. The listener works, fails, is slow, is removed or dies. The broker keeps committed
 offsets and takes messages back. Queues are granted, revoked and reset, and retention deletes messages.
 
 The laws: The committed offset never passes a message that was neither consumed, nor sent back, nor deleted. In order
@@ -47,14 +47,16 @@ class Model:
         )
         self.core = ProcessQueues(self.settings)
         self.now_s = 0.0
-        self.first = dict.fromkeys(NAMES, 0)  # the first offset that retention has left
-        self.gone = dict.fromkeys(NAMES, 0)  # deleted offsets that were reported to the owner
+        self.first = dict.fromkeys(NAMES, 0)  # the first offset of each queue that retention has not deleted
+        # the end of the deleted offsets that the consumer was informed of, by queue
+        self.gone = dict.fromkeys(NAMES, 0)
         self.end = dict.fromkeys(NAMES, 0)
-        # selected by tags
+        # the offsets whose messages pass the consumer's tag filter
         self.wanted = {queue: {n for n in range(LENGTH) if chance.random() < 0.7} for queue in NAMES}
         self.stored = dict.fromkeys(NAMES, QueueOffset(0))
         self.done: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        self.place: dict[ProcessQueue, int] = {}  # in order mode: what a tenure has finished
+        # in order mode: the offset up to which messages are finished, by process queue
+        self.place: dict[ProcessQueue, int] = {}
         self.flying: list[ConsumeTask] = []
         self.sending: list[SendBack] = []
         self.answers: list[tuple[MessageQueue, int, tuple[int, ...], int]] = []
@@ -62,7 +64,7 @@ class Model:
         self.generation = 1
         self.back()
 
-    # The store
+    # Steps of the store
 
     def write(self) -> None:
         for queue in NAMES:
@@ -88,7 +90,7 @@ class Model:
             queue, offset, found, upto = self.chance.choice(self.answers[-6:])
             self.core.fetched(queue, offset, records_of(found), upto, self.now_s)
 
-    # The listener
+    # Steps of the listener
 
     def deliver(self) -> None:
         for task in self.core.deliverable(self.now_s):
@@ -154,7 +156,7 @@ class Model:
     def back(self) -> None:
         self.core.listener_back()
 
-    # The broker
+    # Steps of the broker
 
     def answer_send_back(self) -> None:
         if not self.sending:
@@ -202,10 +204,11 @@ class Model:
         queue = self.chance.choice(NAMES)
         at = self.stored[queue]
         self.stored[queue] = QueueOffset(self.chance.randint(0, self.end[queue]), at.reset_version + 1)
-        # Messages before the new offset need not be consumed; messages after it must be consumed once more.
+        # After a reset, messages before the new offset count as consumed. Messages from the new offset on must be
+        # consumed once more.
         self.done[queue] = set(range(self.stored[queue].queue_offset))
 
-    # The group
+    # Steps of the group
 
     def grant(self) -> None:
         queue = self.chance.choice(NAMES)
@@ -275,7 +278,7 @@ class Model:
         self.check_account()
 
     def settle(self) -> None:
-        """Everything works again, and nothing is revoked any more: consume and commit the rest."""
+        """Consume and commit all remaining messages, without further failures and revocations."""
         self.core.revoke(self.core.holding, self.now_s)
         for _ in range(LENGTH * 60):
             self.now_s += 60.0

@@ -1,4 +1,5 @@
-"""A consumer group under random schedules: members join, leave, die and freeze, and the Rebalance actor restarts.
+"""Tests of a consumer group under random schedules: members join, leave, die and freeze, and the Rebalance actor
+restarts.
 
 Heartbeats and answers get lost or late. Members behave as raymq.common.protocol.membership requires. A member may
 deliver its queues only while its lease lasts: FENCE_S from the moment at which it *sent* the last answered heartbeat.
@@ -47,7 +48,8 @@ EVEN = STRATEGIES[:3]
 
 @dataclass
 class Member:
-    """`releasing`: revoked queues, and the time at which the member will have finished and committed them."""
+    """A simulated group member. `releasing`: revoked queues, with the time at which the member finishes and commits
+    each queue."""
 
     name: str
     topics: frozenset[str]
@@ -65,7 +67,7 @@ class Member:
 
 
 class Group:
-    """Members, their network and the core, on a simulated clock."""
+    """Simulated group members, their network, and the RebalanceGroup, on a simulated clock."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -84,10 +86,11 @@ class Group:
         )
         for topic, queues in QUEUES.items():
             self.core.set_queues(topic, queues, {"broker-a": "room-a", "broker-b": "room-b"})
-        self.late = []  # calls to the old process fail
+        self.late = []  # drops late heartbeats, because calls to the old process fail
 
     def join(self) -> None:
-        name = f"m{self.chance.randrange(5)}"  # an earlier name may return: Pull actors keep their names
+        # a name may be used again, because restarted Pull actors keep their names
+        name = f"m{self.chance.randrange(5)}"
         if name not in self.members:
             topics = self.chance.choice([{"orders"}, {"orders", "audit"}, {"orders", "audit"}])
             self.members[name] = Member(name, frozenset(topics), self.chance.choice(["room-a", "room-b"]))
@@ -97,7 +100,8 @@ class Group:
         return self.sequence
 
     def beat(self, member: Member, fate: str = "answered") -> None:
-        """Run one turn of a member's thread: fence, release finished queues, send a heartbeat, take the answer."""
+        """Run one turn of a member's thread: fence, release finished queues, send a heartbeat, apply the returned
+        assignment."""
         if self.now_s < member.frozen_until_s:
             return
         if self.now_s >= member.lease_s:
@@ -140,13 +144,14 @@ class Group:
             member.releasing[queue] = self.now_s + self.chance.choice([0.0, 0.0, 1.0, 6.0])
 
     def check_short(self, member: Member, heartbeat: GroupHeartbeat) -> None:
-        """Send a short heartbeat to a copy of the core, if the heartbeat equals the previous one."""
+        """If the heartbeat equals the previous one, send a short heartbeat to a copy of the RebalanceGroup and check
+        the answer."""
         said, heard = member.said, member.heard
         if said is None or heard is None or heard.queues != heartbeat.holding:
             return
         if replace(said, session=0, sequence=0) != replace(heartbeat, session=0, sequence=0):
             return
-        if self.looks.random() > 0.03:  # a copy takes time
+        if self.looks.random() > 0.03:  # checks only some heartbeats, because copying the RebalanceGroup is slow
             return
         core = deepcopy(self.core)
         short = SteadyHeartbeat(member.name, member.session, heartbeat.sequence, heard.generation)
@@ -173,7 +178,8 @@ class Group:
             self.core.heartbeat(farewell, self.now_s)
 
     def pass_time(self, seconds: float, busy: Member | None = None) -> None:
-        """Let time pass in steps in which the other members send heartbeats and late heartbeats arrive."""
+        """Advance the clock in steps of 1 s. In each step, late heartbeats arrive and all members except `busy` send
+        heartbeats."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 1.0)
@@ -186,7 +192,7 @@ class Group:
                 self.check()
 
     def trouble(self) -> None:
-        """Make one random event."""
+        """Run one random event: a join, a leave, a kill, a freeze, a restart, or a heartbeat that may get lost."""
         member = self.chance.choice(list(self.members.values())) if self.members else None
         event = self.chance.random()
         if member is None or event < 0.15:
@@ -194,7 +200,7 @@ class Group:
         elif event < 0.2:
             self.leave(member)
         elif event < 0.25:
-            del self.members[member.name]  # killed
+            del self.members[member.name]  # a killed member sends no farewell
         elif event < 0.35:
             member.frozen_until_s = self.now_s + self.chance.uniform(1.0, 30.0)
         elif event < 0.4:
@@ -230,7 +236,8 @@ def run(seed: int, events: int = 25) -> int:
         group.trouble()
     for member in group.members.values():
         member.frozen_until_s = 0.0
-    # Sessions of dead members, a grace period, a departed member's late heartbeat and its session, the slowest release.
+    # The time covers the sessions of dead members, a grace period, a late heartbeat of a departed member with its
+    # session, and the slowest release.
     group.late.clear()
     group.pass_time(2 * SESSION_TIMEOUT_S + 12.0)
     group.check_settled()

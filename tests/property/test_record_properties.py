@@ -1,4 +1,5 @@
-"""The laws of the record format: decoding returns the encoded values, damage is reported, columns and rows agree."""
+"""Tests of the record format: decoding returns the encoded values, damage is reported, and columns and rows
+agree."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch in a store, and the values that it was made of."""
+    """A batch as a store keeps it, and the messages and ids from which the batch was encoded."""
 
     messages: list[Message]
     ids: list[str]
@@ -178,7 +179,8 @@ def test_decoding_many_records_equals_decoding_each(batches: list[Stored]) -> No
 
 
 def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of the call, or RecordError if the call raises it. Other exceptions are raised."""
+    """Call a function. Returns its result, or the class RecordError if the call raises RecordError. Other exceptions
+    pass through."""
     try:
         return call(*args, **kwargs)
     except RecordError:
@@ -186,7 +188,8 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_every_reader(data: bytes, position: int) -> None:
-    """Check that readers raise nothing but RecordError, and agree on which bytes are records with readable bodies."""
+    """Check that readers raise nothing but RecordError, and agree on which bytes are records with readable
+    bodies."""
     check = check_record(data, position, check_crc=False)
     checked = check_record(data, position)
     assert checked in (check, (-1, False))
@@ -204,7 +207,7 @@ def check_every_reader(data: bytes, position: int) -> None:
             strict = outcome(decode_record, data, position, broker_name="broker-a", check_crc=check_crc)
             [found] = read_messages(data, starts, broker_name="broker-a", check_crc=check_crc)
             assert (found.body_error is not None) == (strict is RecordError)
-            # the property CRC of a complete record may report damage
+            # a complete record may still be reported as damaged, by its property CRC
             changed = whole and check_crc and not seal_holds(data[position : position + check.size])
             assert found.record_damaged == (not whole) or (changed and found.record_damaged)
             assert strict in (RecordError, found)
@@ -238,7 +241,8 @@ def test_damaged_records_are_refused_with_a_record_error_or_read_alike(stored: S
 
 @given(stored_batches(), INT64)
 def test_a_damaged_batch_is_refused_or_can_still_be_stamped(stored: Stored, seed: int) -> None:
-    """`validate_batch` raises MessageIllegalError, a ValueError, and nothing else. Readers can read what it accepts."""
+    """`validate_batch` raises nothing but MessageIllegalError (a ValueError). Readers can read every batch that
+    `validate_batch` accepts."""
     print("seed", seed)
     chance = random.Random(seed)
     data = bytearray(stored.batch.records)

@@ -1,6 +1,7 @@
-"""Recovery in blocks reports and does the same as recovery record by record, over random logs with damage.
+"""Tests that recovery in blocks gives the same reports and results as recovery record by record, for random logs with
+damage.
 
-125 logs; RAYMQ_SOAK=1 makes 5,000, RAYMQ_RECOVERY_SEED repeats one.
+125 logs. RAYMQ_SOAK=1 tests 5,000 logs; RAYMQ_RECOVERY_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def settings(dice: random.Random) -> dict[str, int | bool]:
 
 
 def make_store(dice: random.Random, root: Path, changes: dict[str, int | bool]) -> None:
-    """Write the state before a recovery: a log, and queues that cover all of it, some of it or nothing."""
+    """Write a store's files before a recovery: a log, and queue files that cover all, some or none of the log."""
     log = Log(dice)
     log.write(dice.choice((0, 3, 30, 100)))
     log.put(root)
@@ -97,7 +98,7 @@ def state_of(store: MessageStore, root: Path) -> dict[str, object]:
 
 
 def outcomes(root: Path, changes: dict[str, int | bool]) -> dict[str, object]:
-    """Return the state of the store after it is opened."""
+    """Open the store. Returns the store's state after the recovery."""
     store = open_store(root, **changes, flush_interval_consume_queue_ms=60_000)
     try:
         return state_of(store, root)

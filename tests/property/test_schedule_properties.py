@@ -1,4 +1,4 @@
-"""Delayed messages on a simulated clock: any levels and times, restarts, crashes, a clock that jumps.
+"""Tests of delayed messages on a simulated clock: any levels and times, restarts, crashes, a clock that jumps.
 
 The decisions (storage.schedule.delay_queues, storage.dispatch.delivery_progress) run on a model of the log: a list of
 puts and deliveries, in order. A crash keeps a prefix of the list, and the progress that was saved before. The laws:
@@ -37,7 +37,8 @@ TARGET: Source = ("orders", 0)
 
 @dataclass(frozen=True)
 class Entry:
-    """A record of the model's log: message `number` was put into `queue`, from `source` if the scheduler put it."""
+    """A record of the model's log: message `number` in `queue`. `source`: the delay queue from which the scheduler
+    moved the message, if any."""
 
     number: int
     queue: Source
@@ -49,7 +50,7 @@ class Entry:
 
 
 class Files:
-    """A stand-in for storage.files.config_files: texts in memory."""
+    """Stand-in for storage.files.config_files that keeps the files' texts in memory."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -62,7 +63,7 @@ class Files:
 
 
 class Queue:
-    """A queue with the attributes that `DeliveryProgress.clamp_to_queues` reads."""
+    """Stand-in for a queue, with only the attributes that `DeliveryProgress.clamp_to_queues` reads."""
 
     def __init__(self, source: Source, next_offset: int) -> None:
         self.topic, self.queue_id = source
@@ -70,7 +71,8 @@ class Queue:
 
 
 class Model:
-    """A store that has only the log, the units and the progress, and the scheduler's rounds over it."""
+    """Model of a store with delayed messages (log, queue units, delivery progress), and of the scheduler's rounds over
+    the store."""
 
     def __init__(self, held_max: int, window_ms: int, chunk: int) -> None:
         self.held_max, self.window_ms, self.chunk = held_max, window_ms, chunk
@@ -83,7 +85,8 @@ class Model:
         self.start([])
 
     def start(self, log: list[Entry]) -> None:
-        """Open the store on this log: units rebuilt from it, progress from the files and from the log."""
+        """Open the model store with `log`: rebuild the queue units from the log, and the delivery progress from the
+        files and the log."""
         self.log = []
         self.units: dict[Source, list[int]] = {}
         self.numbers: dict[Source, list[int]] = {}
@@ -131,7 +134,8 @@ class Model:
             progress = self.deliveries.get(source)
 
             def codes(first: int, count: int) -> np.ndarray:
-                # files of seven units: a read may return fewer units than requested
+                # a file has seven units, and a read stops at a file's end, so a read may return fewer units than
+                # requested
                 return np.array(self.units[source][first : min(first + count, first - first % 7 + 7)], np.int64)
 
             if topic == SCHEDULE_TOPIC:
@@ -143,7 +147,7 @@ class Model:
         return self.queues[source]
 
     def round(self, stop_after: int | None = None) -> bool:
-        """Run a round of storage.schedule.scheduler. Returns True if it delivered anything.
+        """Run a round of the scheduler (storage.schedule.scheduler). Returns True if the round delivered a message.
 
         `stop_after`: number of puts after which the round is killed.
         """
@@ -176,11 +180,12 @@ class Model:
         self.saved_log = len(self.log)
 
     def crash(self, lose: int) -> None:
-        """Lose the last `lose` records, unless they were on disk when the progress was saved."""
+        """Restart without the last `lose` records of the log. Records from before the last save of the progress are on
+        disk and stay."""
         self.start(self.log[: max(len(self.log) - lose, self.saved_log)])
 
     def finish(self) -> None:
-        """Let time pass until nothing can wait any more."""
+        """Advance the clock and run rounds until no message can wait any more."""
         self.clock_ms = max(self.clock_ms, self.store_ms)
         for _ in range(45):
             while self.round():
@@ -203,7 +208,7 @@ class Model:
 
 
 ahead = st.one_of(
-    st.integers(-5000, 5000),  # a producer's clock may be late
+    st.integers(-5000, 5000),  # the clock of a producer may be late or early
     st.integers(1, 3 * HOUR_MS),
     st.integers(1, 40 * DAY_MS),
     st.sampled_from([1000, 1000, 60_000, DAY_MS, DAY_MS + HOUR_MS, DAY_MS + HOUR_MS + 1]),
@@ -260,7 +265,7 @@ def test_each_message_is_delivered_once_and_not_before_its_time(work, held_max, 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_timer_queue_sorts_by_time_and_keeps_within_its_memory_limit(monkeypatch, seed):
-    """Compares with sorting everything at once. Units are added during the run."""
+    """Compares the timer queue with sorting all units at once. The test adds units during the run."""
     monkeypatch.setattr(schedule, "SCAN_UNITS", 50)
     monkeypatch.setattr(schedule, "_FRESH_MAX", 20)
     dice = random.Random(seed)

@@ -1,4 +1,5 @@
-"""A few seeds of each simulation. tests/chaos/simulation runs all seeds, and finds planted bugs."""
+"""Run each simulation with a few seeds. tests/chaos/simulation runs all seeds, and checks that they find
+planted bugs."""
 
 from __future__ import annotations
 

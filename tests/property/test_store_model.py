@@ -1,6 +1,7 @@
-"""The store compared with a model of it, a list per queue.
+"""Tests of the store, compared with a model that is a list of messages per queue.
 
-Rules append, repeat, fetch, delete, let messages age, stop, kill, cut the power or the log. Store and model must agree.
+The test's rules append, send again, fetch, delete topics, let messages age, stop or kill the store, cut the power, and
+truncate the log. After each step the store and the model must agree.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ QUEUES = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1)]
 TAGS = [None, "red", "blue"]
 
 DETECTED = ("size", "magic", "physical offset", "body size", "body", "topic size")
-"""Parts of a record whose damage recovery or a reader surely finds."""
+"""Fields of a record whose damage recovery or a reader always detects."""
 
 queues = st.sampled_from(QUEUES)
 tags = st.sampled_from(TAGS)
 
 
 class Stored(NamedTuple):
-    """A message of the model. Its queue offset is its index in the list."""
+    """A message in the model. Its queue offset is its index in the queue's list."""
 
     body: bytes
     tag: str | None
@@ -60,7 +61,7 @@ def physical_offsets(batch: EncodedBatch, result: AppendResult) -> list[int]:
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
-    """Old messages stay in the model.
+    """Random operations on a store and on its model. Messages that retention deleted stay in the model.
 
     The store must return a message if its record is after the log's first byte. The store must never reuse an offset.
     """
@@ -89,7 +90,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.power_on()
 
     def power_on(self) -> None:
-        """Open the store on a disk that remembers what was flushed."""
+        """Open the store on a fake disk that can lose all data that was not flushed."""
         self.root.parent.mkdir(exist_ok=True)
         dice = random.Random(self.generation)
         self.disk = LossyDisk(self.root.parent, dice, lose_at=-1, on_loss=lambda: None)
@@ -98,12 +99,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = open_store(self.root, **self.changes)
 
     def power_off(self) -> None:
-        """End the process that has the store open."""
+        """Close the store and remove the fake disk, as when the process ends."""
         self.store.close()
         self.plug.__exit__(None, None, None)
 
     def go_on_with(self, prepare: Callable[[Path], None]) -> None:
-        """Leave the directory to the process that has it open, and open the directory that `prepare` makes."""
+        """Let `prepare` make a new directory from the present one. Closes the store and opens the new
+        directory."""
         old = self.root.parent
         self.generation += 1
         prepare(self.root)
@@ -144,8 +146,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.model[queue] += [Stored(body, tag, offset) for body, offset in offsets]
             self.last_batch[queue] = batch, before[queue]
 
-    # What a rule may do depends on what the store's threads have written. With a precondition, Hypothesis would see
-    # other rules when it repeats an example. So such a rule does nothing instead.
+    # A rule's condition may depend on what the store's threads have written by then. As a precondition, the condition
+    # could change when Hypothesis repeats an example. So the rule returns without an effect instead.
     @rule(queue=queues)
     def send_again(self, queue: tuple[str, int]) -> None:
         if queue not in self.last_batch:
@@ -171,7 +173,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def age_passes(self) -> None:
-        """Delete old files of the log. Only the messages in these files disappear."""
+        """Let retention delete old log files, and check that only the messages in these files disappear."""
         starts = self.store.log.starts
         before = self.store.status().min_physical_offset
         clean = self.store.cleaner
@@ -182,7 +184,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.log.starts == starts[deleted:]
         for queue, (_, offset) in list(self.last_batch.items()):
             if self.model[queue][offset].physical_offset < self.log_start:
-                del self.last_batch[queue]  # its repeat is recognised only while a snapshot contains it
+                # the store recognizes a repeat of this batch only while a snapshot contains the batch, so the test does
+                # not repeat it
+                del self.last_batch[queue]
 
     @rule(queue=queues, back=st.integers(1, 100))
     def fetch_what_is_gone(self, queue: tuple[str, int], back: int) -> None:
@@ -209,14 +213,16 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def kill_and_open(self) -> None:
-        """Open the directory as SIGKILL leaves it. The "killed" process never writes to the opened copy."""
+        """Open a copy of the directory as SIGKILL leaves it. The store that counts as killed never writes to
+        the copy."""
         root = self.root
         self.go_on_with(lambda target: killed_copy(root, target) and None)
         assert self.store.status().cut_bytes == 0
 
     @rule()
     def lose_power_and_open(self) -> None:
-        """With SYNC_FLUSH everything is stored. With ASYNC_FLUSH the log ends earlier: each queue keeps a prefix."""
+        """Cut the power and open the store. With SYNC_FLUSH no message is lost; with ASYNC_FLUSH each queue keeps a
+        prefix."""
         self.disk.lose_now()
         disk = self.disk
 
@@ -226,7 +232,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
         self.go_on_with(write)
         if self.store.status().holes:
-            # unflushed bytes are missing before other bytes that are on disk
+            # bytes that were not flushed are lost before other bytes that are on disk, which only ASYNC_FLUSH allows
             assert not self.sync
             self.check_what_is_left()
             self.begin_anew()
@@ -234,7 +240,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.forget_what_is_behind_the_end()
 
     def check_what_is_left(self) -> None:
-        """Check that each readable message is the model's message at its offset."""
+        """Check that each message that the store can read by its physical offset equals the model's message."""
         for message in chain.from_iterable(self.model.values()):
             try:
                 record = self.store.queries.by_physical_offset(message.physical_offset)
@@ -244,7 +250,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert found.body == message.body
 
     def begin_anew(self) -> None:
-        """Continue with an empty store."""
+        """Replace the store and the model by empty ones."""
         self.model = {queue: [] for queue in QUEUES}
         self.last_batch.clear()
         self.log_start = 0
@@ -252,11 +258,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def cut_the_log_and_open(self, share: float) -> None:
-        """Damage all bytes from a record to the log's end: each queue keeps the messages before."""
+        """Damage all bytes from a random record to the log's end. Each queue must keep the messages before that
+        record."""
         end = self.store.status().max_physical_offset
         self.store.close()
         file_bytes = self.changes["mapped_file_size_commit_log_bytes"]
-        # Recovery after a clean stop reads the last file only, which may hold only records of a deleted topic.
+        # Recovery after a clean stop reads only the last file, so only records in that file are damaged. The last file
+        # may contain only records of a deleted topic; nothing is damaged in that case.
         last = [offset for offset in self.offsets_left() if offset // file_bytes == (end - 1) // file_bytes]
         if last:
             offset = last[min(int(len(last) * share), len(last) - 1)]
@@ -270,7 +278,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate_the_log_and_open(self, share: float) -> None:
-        """Truncate the log, as a replica does that has more than its master."""
+        """Truncate the log at a random record, as a replica does whose log is longer than its master's."""
         end = self.store.status().max_physical_offset
         offsets = [*self.offsets_left(), end]
         self.store.close()
@@ -283,10 +291,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), field=st.sampled_from(DETECTED), killed=st.booleans())
     def damage_one_record_and_mend_it(self, share: float, field: str, killed: bool) -> None:
-        """Change a bit of one record while the store is closed.
+        """Flip a bit of a record while the store is closed, and restore the bit later.
 
-        All other messages are read, and the damaged message is reported or right. With the bit restored, everything is
-        as before.
+        With the flipped bit, all other messages are readable, and the damaged message is reported or correct. After the
+        bit is restored, all messages are readable.
         """
         offsets = self.offsets_left()
         if not offsets:
@@ -311,12 +319,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.forget_repeats()
 
     def go_on_with_flipped(self, offset: int, field: str) -> None:
-        """Continue with a copy of the directory in which a bit differs. A power cut does not restore the bit."""
+        """Continue with a copy of the directory in which a bit of a record is flipped."""
         root, file_size = self.root, self.changes["mapped_file_size_commit_log_bytes"]
         self.go_on_with(lambda target: flip(killed_copy(root, target), offset, field, file_size=file_size))
 
     def offsets_left(self) -> list[int]:
-        """Return the physical offsets of the remaining messages, in order."""
+        """Return the physical offsets of all messages that are still in the log, in ascending order."""
         return sorted(message.physical_offset for queue in QUEUES for message in self.readable(queue))
 
     def min_offset(self, queue: tuple[str, int]) -> int:
@@ -326,18 +334,21 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return self.model[queue][self.min_offset(queue) :]
 
     def forget_what_is_behind_the_end(self) -> None:
-        """Take the store's prefix of each queue over into the model, after checking that it is a prefix of the log."""
+        """Remove the messages that the log has lost from the model's queues, after checking that each queue lost only
+        messages after the log's end."""
         log_end = self.store.status().max_physical_offset
         for queue, messages in self.model.items():
             end = self.store.queues.bounds(*queue).max_offset
             assert end == sum(message.physical_offset < log_end for message in messages)
             if end < len(messages):
                 del messages[end:]
-                self.next_sequence[queue] += 1000  # a producer that gave up
+                # skips sequence numbers, as if the producer had given up some messages
+                self.next_sequence[queue] += 1000
         self.forget_repeats()
 
     def forget_repeats(self, damaged: int = -1) -> None:
-        """Stop expecting that the store recognises repeats which a store without a usable snapshot may miss.
+        """Drop the batches whose repeats a store without a usable snapshot may not recognize from the batches to send
+        again.
 
         docs/design.md, "Repeats after damage", names these batches: the batches outside of the last two files of the
         log. The producer of a damaged record may be unreadable.
@@ -351,7 +362,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_as_in_the_model(self) -> None:
         if hasattr(self, "store"):
-            # A power cut may bring back the oldest files, but never removes more of them.
+            # A power cut may restore the oldest log files that retention deleted, but never removes more files.
             log_start = self.store.status().min_physical_offset
             assert log_start <= self.log_start
             self.log_start = log_start
@@ -368,7 +379,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstModel = StoreAgainstModel.TestCase
-# On a busy machine the examples take several minutes, and a timeout would look like a failure of the last example.
+# On a busy machine the examples take several minutes. The usual timeout would then look like a failure of the last
+# example.
 TestStoreAgainstModel.pytestmark = [pytest.mark.timeout(1800)]
 TestStoreAgainstModel.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)

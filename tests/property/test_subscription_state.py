@@ -1,12 +1,12 @@
-"""SubscriptionState compared with a simple model of stores, a group, brokers and a program.
+"""Tests of SubscriptionState, compared with a simple model of stores, a group, brokers and a program.
 
 The model has a log per queue, a group that grants and revokes, the brokers' real rules for commits, and an
 administrator who resets. The program polls, seeks, pauses and commits, or acknowledges each message, in any order.
-Answers come late.
+Answers arrive late.
 
 The laws: A poll returns exactly the next messages of a queue, in order. A paused or revoked queue returns nothing. No
-offset is committed before the program has finished with it, or beyond the position. Committed offsets go back only by a
-seek or a reset. In the end every message was returned, unless a seek or a reset skipped it.
+offset is committed before the program has finished with its message, or beyond the position. Committed offsets go back
+only by a seek or a reset. In the end every message was returned, unless a seek or a reset skipped it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,22 @@ class Model:
         self.generation = 1
         self.granted: set[MessageQueue] = set()
         self.end = dict.fromkeys(NAMES, 0)
-        # selected by tags
+        # the offsets whose messages pass the consumer's tag filter
         self.wanted = {queue: {n for n in range(LENGTH) if self.chance.random() < 0.8} for queue in NAMES}
         self.table, self.owners = OffsetTable(), Owners()
-        # the next offset that the program must get, of each queue that it holds
+        # for each held queue: the next offset that a poll must return
         self.place: dict[MessageQueue, int] = {}
-        self.finished: dict[MessageQueue, int] = {}  # the offset up to which the program has finished
-        self.out: dict[MessageQueue, int] = {}  # the end of the last poll
+        # for each queue: the offset up to which the program has finished messages
+        self.finished: dict[MessageQueue, int] = {}
+        self.out: dict[MessageQueue, int] = {}  # for each queue: the end of the messages that the last poll returned
         self.unacknowledged: dict[MessageQueue, set[int]] = {queue: set() for queue in NAMES}
-        self.version: dict[MessageQueue, int] = {}  # of the last reset that the program has seen
-        self.allowed: set[MessageQueue] = set()  # offsets that may go back, by a seek
+        # for each queue: the version of the last reset that the program has received
+        self.version: dict[MessageQueue, int] = {}
+        self.allowed: set[MessageQueue] = set()  # queues whose committed offset may go back, because of a seek
         self.reads: list[tuple[MessageQueue, int, int]] = []
         self.commits: list[tuple[dict[MessageQueue, OffsetCommit], CommitAnswer]] = []
 
-    # The group
+    # Steps of the group
 
     def heartbeat(self) -> None:
         self.core.assignment_received(GroupAssignment(self.generation, frozenset(self.granted), 1), self.now_s)
@@ -96,7 +98,7 @@ class Model:
         self.allowed.discard(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Let the program drop its unfinished messages of a queue."""
+        """Drop the program's unfinished messages of a queue from the model."""
         self.out.pop(queue, None)
         self.unacknowledged[queue].clear()
 
@@ -105,7 +107,7 @@ class Model:
         for queue in self.core.release(self.now_s):
             assert queue not in self.granted, f"{queue} is let go while it is granted"
             if queue not in held:
-                continue  # its start was never known
+                continue  # the queue is released before its start offset was received, so nothing was read from it
             assert queue not in self.out, f"{queue} is let go while the program is at it"
             if self.auto:
                 known = self.table.get(GROUP, "orders", queue.queue_id)
@@ -119,7 +121,7 @@ class Model:
         assert not self.core.assigned_queues
         self.heartbeat()
 
-    # The stores
+    # Steps of the stores
 
     def write(self) -> None:
         for queue in NAMES:
@@ -128,7 +130,8 @@ class Model:
     def ask(self) -> None:
         wanted = self.core.wanted()
         assert not set(wanted) & set(self.core.paused)
-        if self.trouble and self.chance.random() < 0.1:  # before the requests are made
+        # the change happens between choosing the queues and making the requests
+        if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke])()
         requests = {queue: self.core.request(queue, offset) for queue, offset in wanted.items()}
         self.reads += [(queue, request.queue_offset, request.max_messages) for queue, request in requests.items()]
@@ -141,14 +144,15 @@ class Model:
             self.core.fetched(queue, offset, fetched_of(found, max(upto, offset)))
         del self.reads[:4]
 
-    # Stores on the consumer's node
+    # Steps of stores on the consumer's node
 
     def change_way(self) -> None:
         queue = self.chance.choice(NAMES)
         self.chance.choice([self.core.read_in_place, self.core.read_by_fetches])(queue)
 
     def look(self) -> None:
-        """Answer a wait for all queues that are read in place. A queue may have moved on since the request."""
+        """Answer a watch with the ends of all queues that are read in place. A queue's position may have moved since
+        the request."""
         waits = self.core.waits()
         if self.trouble and self.chance.random() < 0.1:
             self.chance.choice([self.seek, self.pause, self.revoke, self.change_way])()
@@ -157,7 +161,7 @@ class Model:
                 self.core.read_by_fetches(queue)
 
     def read(self) -> None:
-        """Read mapped files, in one or two parts. The position may move during the read."""
+        """Read a queue's mapped files, in one or two parts. The position may move during the read."""
         turn = self.core.next_unread(self.chance.choice([1, 3, 500]))
         if turn is None:
             assert not self.core.has_unread
@@ -173,7 +177,8 @@ class Model:
         self.core.fetched(queue, request.queue_offset, *found)
 
     def check_tables(self) -> None:
-        """Check that the incremental tables equal the state of every queue."""
+        """Check that the tables that SubscriptionState updates incrementally equal tables computed from every queue's
+        state."""
         core, queues = self.core, self.core._queues
         assert set(core._buffered) == {queue for queue, one in queues.items() if one.buffered}
         assert set(core._unread) == {queue for queue, one in queues.items() if one.unread}
@@ -192,7 +197,7 @@ class Model:
         assert core._buffered_count == sum(fetched.count for one in queues.values() for fetched in one.buffered)
         assert core._buffered_bytes == sum(one.buffered_bytes for one in queues.values())
 
-    # The program
+    # Steps of the program
 
     def poll(self) -> None:
         self.core.poll_begins(self.now_s)
@@ -202,7 +207,7 @@ class Model:
             for queue in self.held():
                 self.finished[queue] = self.place[queue]
         slices = self.core.peek(self.chance.choice([1, 3, 500]))
-        if self.chance.random() < 0.2:  # while they are decoded
+        if self.chance.random() < 0.2:  # the change happens while the poll decodes its messages
             self.chance.choice([self.seek, self.pause, self.reset, self.revoke, self.fall_silent])()
         for part in slices:
             if self.core.is_current(part):
@@ -218,14 +223,15 @@ class Model:
             self.follow(part.queue)
 
     def follow(self, queue: MessageQueue) -> None:
-        """Note that the program has finished with the messages before its first unacknowledged message."""
+        """Update the offset up to which the program has finished: its first unacknowledged message of the
+        queue."""
         left = self.unacknowledged[queue]
         self.finished[queue] = min(left, default=self.place[queue])
         if not left:
             self.out.pop(queue, None)
 
     def acknowledge(self) -> None:
-        """Acknowledge some messages, perhaps of a lost queue."""
+        """Acknowledge some random messages of each queue, even if the consumer has lost the queue."""
         for queue, left in self.unacknowledged.items():
             some = set(self.chance.sample(sorted(left), self.chance.randint(0, len(left))))
             self.core.acknowledge({queue: some})
@@ -241,7 +247,7 @@ class Model:
         self.place[queue] = self.out[queue] = offsets[-1] + 1
 
     def held(self) -> frozenset[MessageQueue]:
-        """Return the queues whose start is known."""
+        """Return the queues whose start offset the consumer has received."""
         return frozenset(queue for queue, assigned in self.core._queues.items() if assigned.started)
 
     def any_held(self) -> MessageQueue | None:
@@ -277,10 +283,10 @@ class Model:
             self.core.finish({queue: offset})
             self.finished[queue] = max(self.finished[queue], offset)
 
-    # The brokers
+    # Steps of the brokers
 
     def commit(self) -> None:
-        """Commit, with at most one commit in flight."""
+        """Send a commit to the broker, unless another commit is in flight."""
         if not self.commits:
             commits = self.core.uncommitted()
             self.commits.append((commits, self.broker(commits)))
@@ -308,7 +314,7 @@ class Model:
         self.commits.clear()
 
     def noted(self, answer: CommitAnswer) -> CommitAnswer:
-        """Follow the resets in a broker's answer."""
+        """Apply the resets in a broker's answer to the model. Returns the answer."""
         for queue, at in answer.reset.items():
             assigned = self.core._queues.get(queue)
             if assigned is not None and at.reset_version > assigned.reset_version:
@@ -348,7 +354,8 @@ class Model:
         self.check_tables()
 
     def settle(self) -> None:
-        """End pauses, revocations and resets: the remaining messages arrive and are committed."""
+        """End all pauses, revocations and resets, and check that the remaining messages are polled and
+        committed."""
         self.trouble = False
         self.granted = set(NAMES)
         self.generation += 1

@@ -1,4 +1,5 @@
-"""Reading a table's rows by columns gives the same messages as reading row by row, and refuses the same rows."""
+"""Tests that reading a table by columns gives the same messages as reading it row by row, and refuses the same
+rows."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ KINDS = st.sampled_from([pa.string(), pa.large_string(), pa.string_view()])
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Tables whose rows are mostly legal, of every type of column, sliced and in several chunks."""
+    """Hypothesis strategy for tables with every column type, slices and several chunks. Most rows are legal."""
     odd = draw(st.booleans())
     text = LEGAL | ODD if odd else LEGAL
     count = draw(st.integers(1, 8))
@@ -63,7 +64,8 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 def one_by_one(table: pa.Table) -> tuple[list[Message], str]:
-    """Return the table's rows as messages, and the error of the first illegal row."""
+    """Convert the table's rows to messages, up to the first illegal row. Returns the messages, and the error of that
+    row."""
     messages: list[Message] = []
     for row, values in enumerate(table.to_pylist()):
         pairs = values.get("properties") or []
@@ -134,7 +136,8 @@ def test_hashes_of_many_texts_equal_the_hash_of_each(texts: list[str]) -> None:
 
 
 def test_numbers_of_64_bits_hash_as_in_java() -> None:
-    # Java: Long.hashCode(1L << 32) is 1, of -2147483649 -2147483648, and an Integer is its own hash.
+    # In Java, Long.hashCode(1L << 32) is 1, and that of -2147483649 is -2147483648. The hash of an Integer is its
+    # value.
     numbers = np.array([5, -(2**31), 2**31 - 1, 1 << 32, -(2**31) - 1, -(2**63)], np.int64)
     assert long_hashes(numbers).tolist() == [5, -(2**31), 2**31 - 1, 1, -(2**31), -(2**31)]
 

@@ -1,4 +1,5 @@
-"""Checks of many cases in one test, the number of Hypothesis examples, and the seed of a chaos test."""
+"""Helpers for tests: check many cases in one test, choose the number of Hypothesis examples, and read the seed of a
+chaos test."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ QUICK_EXAMPLES = 40
 
 
 def examples(full: int) -> int:
-    """Return the number of Hypothesis examples of a test: `full`, but at most 40 if RAYMQ_QUICK is 1, as in `make
-    test`."""
+    """Return the number of Hypothesis examples of a test: `full`, or at most 40 if RAYMQ_QUICK is 1, as `make test`
+    sets it."""
     return min(full, QUICK_EXAMPLES) if os.environ.get("RAYMQ_QUICK") == "1" else full
 
 
 def chaos_seed() -> int:
-    """Return RAYMQ_CHAOS_SEED, or a new random number if the variable is not set, and print it.
+    """Return and print the seed of a chaos test: RAYMQ_CHAOS_SEED, or a new random number if the variable is not set.
 
     Call this function while a test runs, never at import: the output of a failed test must show the seed.
     """
@@ -31,7 +32,7 @@ def chaos_seed() -> int:
 
 
 def check_all(cases: Iterable[Case], check: Callable[[Case], None]) -> None:
-    """Call `check` with each case, and raise the errors of all failed cases as one group. Fails if there is no case.
+    """Call `check` with each case, and raise the errors of all failed cases as one group. Fails if `cases` is empty.
 
     A note on each error names the case.
     """

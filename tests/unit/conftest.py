@@ -1,6 +1,6 @@
-"""Unit tests run without Ray: a start of Ray fails at once, instead of taking seconds.
+"""Fixtures of the unit tests, which run without Ray: a test that starts Ray fails at once instead of taking seconds.
 
-Names for completion are kept in a cache of the tests.
+The cache of names for shell completion is in a directory of the tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _no_ray(monkeypatch):
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of caches, which the tests share."""
+    """Return the cache directory that all tests share."""
     return tmp_path_factory.mktemp("cache")
 
 

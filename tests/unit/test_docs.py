@@ -1,5 +1,5 @@
-"""The pages name only existing links, files of the repository, commands and options, and settings with their
-defaults."""
+"""Tests that the documentation pages name only existing links, files, commands, options and settings, and state the
+settings' real defaults."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ FLOORS = ("raymq", "storage", "actors", "placement", "raydp_jobs")
 
 
 def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
-    """Return a test that fails with the failures of all pages."""
+    """Turn `check` into one test over all pages. The test fails with the list of all pages that fail the check."""
 
     @wraps(check)
     def of_all_pages() -> None:
         check_all(PAGES, check)
 
-    del of_all_pages.__wrapped__  # pytest would take `page` for a fixture
+    del of_all_pages.__wrapped__  # otherwise pytest would take the parameter `page` for a fixture
     return of_all_pages
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -65,9 +65,10 @@ def test_links_lead_somewhere(page):
 
 
 def test_pages_with_snippets_are_run():
-    """tests/integration/programs/test_guide.py runs README.md and guide.md, tests/integration/serve/test_tasks.py
-    ray-serve.md, tests/integration/servers/ hooks.md (test_hooks.py), members.md (test_members.py) and light-queues.md
-    (test_queue_kinds.py), tests/integration/clients/ the others; code elsewhere is indented."""
+    """Every page with code snippets must be run by a test. tests/integration/programs/test_guide.py runs README.md and
+    guide.md, and tests/integration/serve/test_tasks.py runs ray-serve.md. In tests/integration/servers/, test_hooks.py
+    runs hooks.md, test_members.py runs members.md, and test_queue_kinds.py runs light-queues.md.
+    tests/integration/clients/ runs the other pages. Code that is not run is indented."""
     pages = {page.name for page in PAGES if re.search(r"^```(python|sh)$", page.read_text(), re.MULTILINE)}
     assert pages == {
         "README.md",
@@ -95,7 +96,8 @@ def test_pages_with_snippets_are_run():
 
 @each_page
 def test_files_and_folders_that_are_named_exist(page):
-    """In backticks: `raymq/common/errors.py`, `tests/unit/`, `raymq.client.cluster.launcher`."""
+    """The test checks names in backticks: `raymq/common/errors.py`, `tests/unit/`,
+    `raymq.client.cluster.launcher`."""
     words = re.findall(r"`([\w./-]+)`", page.read_text())
     paths = [word for word in words if word.startswith((*(f"{floor}/" for floor in FLOORS), "tests/", "docs/"))]
     modules = [word for word in words if word.startswith(tuple(f"{floor}." for floor in FLOORS)) and word.islower()]
@@ -114,9 +116,9 @@ def test_files_and_folders_that_are_named_exist(page):
 
 
 def modules_in_the_drawings() -> list[str]:
-    """Return the paths of the modules in docs/architecture.md's drawings.
+    """Return the paths of the modules that the drawings of docs/architecture.md name.
 
-    A bare name is in the package of its line, or of a line above it.
+    A module name without a package belongs to the package named on its line, or on a line above.
     """
     text = (ROOT / "docs/architecture.md").read_text()
     paths, package = [], ""
@@ -136,7 +138,8 @@ def test_modules_in_the_drawings_are_where_they_say():
 
 
 def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
-    """In the last table of docs/architecture.md, a name in backticks is in one of the files of its row."""
+    """In the last table of docs/architecture.md, each name in backticks must occur in one of the files of its
+    row."""
     _, _, table = (ROOT / "docs/architecture.md").read_text().partition("## Where does my change go?")
     rows = [re.findall(r"`([^`]+)`", line) for line in table.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 10
@@ -150,7 +153,8 @@ def test_names_in_the_table_of_changes_are_in_the_files_beside_them():
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """Yield the `raymq …` commands of a page, as words: in indented lines, in shell snippets, and in backticks."""
+    """Yield the `raymq …` commands of a page, each as a list of words, from indented lines, shell snippets and text in
+    backticks."""
     text = page.read_text()
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = [*re.findall(r"^ {4}(.*)$", text, re.MULTILINE), *shell.splitlines()]
@@ -161,7 +165,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 @cache
 def command_at(*names: str) -> click.Command | None:
-    """Return the command that these words name, as far as they name one."""
+    """Return the command that the leading words of `names` name; None if no such command exists."""
     command: click.Command | None = cli
     for name in names:
         command = command.commands.get(name) if isinstance(command, click.Group) else None
@@ -169,7 +173,7 @@ def command_at(*names: str) -> click.Command | None:
 
 
 def options_of(command: click.Command) -> set[str]:
-    """Return every spelling of every option."""
+    """Return every spelling of every option of a command."""
     named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     return named | {"--help", "-h", "--version"}
 
@@ -221,7 +225,7 @@ def test_options_in_the_tables_exist_somewhere(page):
 
 
 def shown(value: Any) -> str:
-    """Return a default as docs/settings.md spells it in YAML."""
+    """Return a default value as docs/settings.md writes it in YAML."""
     if isinstance(value, Enum):
         return str(value.value)
     if value is None or isinstance(value, bool):
@@ -248,7 +252,7 @@ def test_the_example_of_settings_is_what_the_defaults_are():
 
 @each_page
 def test_settings_that_are_named_exist(page):
-    """In backticks and with a value: `flush_disk_type: SYNC_FLUSH`."""
+    """The test checks settings in backticks with a value: `flush_disk_type: SYNC_FLUSH`."""
     keys = {name for model in SECTIONS.values() for name in model.model_fields}
     for block in re.findall(r"`([^`\n]+)`", page.read_text()):
         told = re.findall(r"\b([a-z]+_[a-z_]+): ", block)

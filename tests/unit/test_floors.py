@@ -1,4 +1,5 @@
-"""The floors of design §2: imports point down, and `import raymq` is quick and works in any directory."""
+"""Tests of the package layers ("floors", docs/design.md §2): imports lead only to lower layers, and `import raymq` is
+quick and works in any directory."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ print(early, unresolved, server)
 
 
 def imported_packages(source: Path, *, inside_functions: bool) -> set[str]:
-    """Return the packages that a module imports; imports in functions and under TYPE_CHECKING only on request."""
+    """Return the packages that a module imports. Imports in functions and under TYPE_CHECKING are included only if
+    `inside_functions` is set."""
     found = set()
     todo: list[ast.AST] = [ast.parse(source.read_text())]
     while todo:
@@ -64,7 +66,7 @@ def test_raymq_works_beside_a_users_own_storage_and_actors_and_loads_nothing_of_
     for name in ("storage", "actors", "placement", "raydp_jobs"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this folder is the user\\'s')")
-    # As a script of the user's, so that its directory is first on the import path.
+    # Run the probe as a user's script, so that the script's directory is first on the import path.
     (tmp_path / "program.py").write_text(PROBE)
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -1,6 +1,6 @@
-"""Each of RocketMQ's golden facts has a test with its number, or is named as not taken over.
+"""Tests that each of RocketMQ's golden facts has a test with its number, or is listed as not taken over.
 
-The table of docs/coming-from-rocketmq.md names the test of raymq's replacement.
+The table of docs/coming-from-rocketmq.md also names the test of raymq's replacement for a fact.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NUMBERS = {*range(1, 118), *range(159, 165)}
 NO_TEST = {*range(73, 77)}
-"""Facts about features that raymq does not have: Bloom filters."""
+"""Golden facts without a test, because raymq does not have their feature: Bloom filters."""
 
 
 def rows() -> list[tuple[set[int], str]]:
-    """Return the rows of the page's last table: the numbers, and the tests."""
+    """Return the rows of the last table in docs/coming-from-rocketmq.md: the facts' numbers, and the cell that names
+    their tests."""
     text = (ROOT / "docs" / "coming-from-rocketmq.md").read_text().partition("## The facts, one by one")[2]
     found = []
     for numbers, held in re.findall(r"^\| ([\d–, ]+) \|[^|]*\|([^|]*)\|$", text, re.MULTILINE):

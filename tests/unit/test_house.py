@@ -1,6 +1,7 @@
-"""The shape of the house: few modules to a folder, no import circle, one name for one constant.
+"""Tests of the code's structure: few modules per folder, no circular imports, and one name per constant.
 
-The floors themselves, and those inside raymq, storage and actors, are import-linter's contracts (pyproject.toml).
+import-linter's contracts (pyproject.toml) check the order of the top-level packages, and the order inside raymq,
+storage and actors.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from raymq.common.former_names import present_name
 ROOT = Path(__file__).parents[2]
 FLOORS = ["raymq", "storage", "actors", "placement", "raydp_jobs"]
 WINGS = ["tools", "client", "remoting", "telemetry", "records", "common"]
-"""The folders of raymq that hold rooms only of their own wing. The seventh wing, the adapters, is at the top of
-raymq."""
+"""Folders of raymq, one for each layer ("wing"): a folder contains only packages of its own layer. The seventh layer,
+the adapters, has no folder of its own: its packages are directly in raymq."""
 MODULES_MAX = 15
 RELATIVE_WORDS = ("What", "Where", "Whether", "Who", "Whom", "Whose", "Which")
 NOT_A_MODULE = {"__init__.py", "conftest.py"}
 
 
 def name_of(path: Path) -> str:
-    """The dotted name of a module of the repository."""
+    """Return the dotted name of a module of the repository."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 @lru_cache
 def trees() -> dict[str, ast.Module]:
-    """The source of every module of the floors, parsed, by dotted name."""
+    """Return the parsed source of every module in the checked packages, by dotted name."""
     paths = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
     return {name_of(path): ast.parse(path.read_text()) for path in paths}
 
 
 def imported(name: str) -> Iterator[str]:
-    """The modules of the floors that a module imports, in functions and for type checkers too."""
+    """Yield the modules of the checked packages that a module imports, including imports in functions and for type
+    checkers."""
     for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -52,7 +54,8 @@ def imported(name: str) -> Iterator[str]:
 
 
 def circle_from(start: str, graph: dict[str, set[str]]) -> list[str]:
-    """Return a path of imports from `start` back to it; empty if no such path exists."""
+    """Return a path of imports from module `start` back to `start`. Returns an empty list if no such path
+    exists."""
     came_from: dict[str, str] = {}
     todo = [start]
     while todo:
@@ -80,7 +83,7 @@ def test_no_folder_has_more_than_fifteen_modules(folder):
 
 
 def test_no_module_imports_itself_over_others():
-    """Imports for type checkers count. The lazy names of raymq and raydp_jobs do not: they are not imports."""
+    """Imports for type checkers count as imports. The names that raymq and raydp_jobs load lazily do not count."""
     graph = {name: {target for target in imported(name) if target in trees() and target != name} for name in trees()}
     graph["raymq"] = graph["raydp_jobs"] = set()
     circles = {frozenset(path): " → ".join(path) for name in graph if (path := circle_from(name, graph))}
@@ -88,7 +91,7 @@ def test_no_module_imports_itself_over_others():
 
 
 def constants_of(tree: ast.Module) -> Iterator[str]:
-    """The names in capitals that a module assigns, of two words at least."""
+    """Yield the names of a module's constants that consist of at least two words in capitals."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
@@ -106,11 +109,11 @@ def test_a_constant_has_one_name_and_one_module():
 
 
 PUBLIC_TWICE = {"WriteSummary"}
-"""raymq.data and raydp_jobs each have a documented class of this name."""
+"""Class names that may occur twice: raymq.data and raydp_jobs each have a documented class of this name."""
 
 
 def test_a_class_name_has_one_meaning():
-    """A module may define a class twice, once for type checkers."""
+    """A module may still define a class twice, if one definition is for type checkers."""
     homes: dict[str, set[str]] = defaultdict(set)
     for name, tree in trees().items():
         for node in ast.walk(tree):
@@ -134,11 +137,12 @@ SLIVERS = {
     "storage.dispatch.visibility": "one of the parts of a store, which storage.parts joins",
     "storage.recovery.cut_bytes": "its user, the recovery, is large enough",
 }
-"""Modules below 60 lines that stand beside their one importer, each with the reason."""
+"""Modules of less than 60 lines that may stay separate although only one other module in their folder imports them,
+each with the reason."""
 
 
 def test_a_small_module_has_several_importers():
-    """A module that only one other module uses, and that is short, belongs into its user's file."""
+    """A short module that only one other module uses belongs in the file of the module that uses it."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name in trees():
         for target in set(imported(name)) - {name}:
@@ -162,7 +166,8 @@ def test_loggers_have_one_name():
 
 
 def test_a_records_header_is_unpacked_in_one_module():
-    """`raymq.records.format.layout` knows where the fields of a header are; others ask its RecordHeader."""
+    """Only `raymq.records.format.layout` contains the positions of a header's fields. Other modules use its class
+    RecordHeader."""
     named = [
         (name, node.id if isinstance(node, ast.Name) else node.attr)
         for name, tree in trees().items()
@@ -173,14 +178,14 @@ def test_a_records_header_is_unpacked_in_one_module():
 
 
 def rooms_on_disk() -> set[str]:
-    """Every folder with modules in it, below the floors."""
+    """Return every folder below the checked packages that contains modules."""
     paths = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
     return {str(path.parent.relative_to(ROOT)) for path in paths if path.name not in NOT_A_MODULE}
 
 
 def test_the_drawing_lists_every_room_and_no_other():
-    """docs/architecture.md has a table per floor and wing, whose first column names the rooms:
-    `raymq/records/format/`."""
+    """docs/architecture.md has a table for each top-level package and each layer of raymq. The first column of the
+    table names the folders: `raymq/records/format/`."""
     text = (ROOT / "docs/architecture.md").read_text()
     listed = re.findall(rf"^\| `((?:{'|'.join(FLOORS)})/[\w/]*)` \|", text, re.MULTILINE)
     assert len(listed) == len(set(listed))
@@ -188,7 +193,7 @@ def test_the_drawing_lists_every_room_and_no_other():
 
 
 def tables_of_rooms() -> dict[str, set[str]]:
-    """The rooms that docs/architecture.md lists below each of its headings, by the heading."""
+    """Return the folders that docs/architecture.md lists, grouped by heading."""
     text = (ROOT / "docs/architecture.md").read_text()
     sections = re.split(r"^#{2,3} (.+)\n", text, flags=re.MULTILINE)[1:]
     found = {
@@ -214,7 +219,7 @@ def test_every_folder_of_raymq_is_in_a_wing():
 
 
 def module_names_in(tree: ast.Module) -> Iterator[str]:
-    """The names of modules that a module imports, or has in a string for tools such as `python -m`."""
+    """Yield the names of modules that a module imports, or contains as strings for tools such as `python -m`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -227,12 +232,13 @@ def module_names_in(tree: ast.Module) -> Iterator[str]:
 
 MAY_NAME_THEM = {"raymq/common/former_names.py", "tests/unit/raymq/common/test_former_names.py"}
 LOGGER = "raymq.trace"
-"""A name of a logger, which users configure. It is no name of a module."""
+"""Name of a logger that users configure. The name looks like a module's name, but is not one."""
 
 
 @pytest.mark.parametrize("folder", [*FLOORS, "tests", "examples", "docs"])
 def test_no_module_is_named_by_its_former_name(folder):
-    """raymq/common/former_names.py finds modules by their former names, so an import by one would go unnoticed."""
+    """raymq/common/former_names.py redirects former module names, so an import by a former name would otherwise go
+    unnoticed."""
     paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if str(path.relative_to(ROOT)) not in MAY_NAME_THEM]
     names = {(str(path), name) for path in paths for name in module_names_in(ast.parse(path.read_text()))}
     assert names
@@ -252,7 +258,7 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_docstring_begins_with_a_relative_word():
-    """A docstring survives being read alone: its subject comes first."""
+    """A docstring must be clear when read alone, so it begins with its subject."""
     texts = [(name, text) for name, tree in trees().items() for text in docstrings(tree)]
     assert len(texts) > 1000
     assert [f"{name}: {text}" for name, text in texts if text.split(" ")[0] in RELATIVE_WORDS] == []
@@ -263,7 +269,8 @@ HARD_PHRASES = (
     *("the same, with", "meanwhile", "is to be", "are to be", "of which", "those that", "those of", "the one that"),
     *("hears", "obeys", "come to terms"),
 )
-"""Phrases that make a sentence hard to read: pronouns without a noun, machines that act like people, old words."""
+"""Phrases that make a sentence hard to read: pronouns without a noun, machines described as people, and
+outdated words."""
 HARD_PHRASE = re.compile(
     rf"(?<![`\w])(?:{'|'.join(f'[{phrase[0].upper()}{phrase[0]}]{phrase[1:]}' for phrase in HARD_PHRASES)})\b"
     r"|\b[Tt]hat one(?=[.,;:)])"

@@ -1,4 +1,5 @@
-"""The consumers' shells change the state of their cores only by calling the cores' methods."""
+"""Tests that the consumers' thread and I/O code ("shells") changes the state of the decision classes ("cores") only by
+calling methods of the cores."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ STATE = ("core", "_core", "process_queue", "assigned")
 
 
 def written(tree: ast.Module) -> Iterator[ast.Attribute]:
-    """Return the attributes that a module assigns, including those in tuples."""
+    """Yield the attributes that a module assigns, including attributes in tuples."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node
 
 
 def owner_of(attribute: ast.Attribute) -> str:
-    """The last name of the object whose attribute it is."""
+    """Return the last name of the object that owns an attribute."""
     return ast.unparse(attribute.value).rpartition(".")[2]
 
 

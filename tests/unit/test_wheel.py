@@ -1,4 +1,5 @@
-"""The contents of raymq's wheel: two packages at the top, the lower floors below, and servers that find them there."""
+"""Tests of the contents of raymq's wheel: two packages at the top level, the server packages inside the package raymq,
+and servers that import these packages."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.support.clusters.wheels import REPOSITORY, build_raymq
 TOP = ("raymq", "raydp_jobs")
 FLOORS = ("storage", "actors", "placement")
 
-# The user's process first; then, in the same directory, a server process.
+# The first part imports like a user's process. After put_floors_first, the program imports like a server process in the
+# same directory.
 PROBE = """
 import sys
 import storage
@@ -39,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def names(built: tuple[Path, Path]) -> set[str]:
-    """Return the files in the wheel."""
+    """Return the names of the files in the wheel."""
     with zipfile.ZipFile(built[1]) as wheel:
         return set(wheel.namelist())
 

@@ -1,4 +1,5 @@
-"""Filters that pass 1 in 1,000 messages, compared with reading all messages and filtering in the client."""
+"""Benchmark of filters that pass 1 in 1,000 messages, compared with reading all messages and filtering in the
+client."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _groups = count()
 
 
 class ElsewhereClients(StorageClients):
-    """Storage clients that read over TCP lanes, as on another node. `fetched_bytes` counts the bytes of fetched
+    """Storage clients that read over TCP, as if on another node. `fetched_bytes` counts the bytes of fetched
     records."""
 
     def __init__(self) -> None:
@@ -51,9 +52,11 @@ class ElsewhereClients(StorageClients):
 
 
 def filters(client: raymq.Client, *, rounds: int, scale: float) -> Iterator[Figure]:
-    """Yield messages per second that a filter checks, of `scale` × 1,000,000 messages of 1 KiB in 4 queues.
+    """Yield the number of messages per second that a filter checks, for `scale` × 1,000,000 messages of 1 KiB in 4
+    queues.
 
-    The filter reads over a lane and in place. A further figure has the bytes that the lane carried.
+    The filter is measured over a lane (direct socket connection) and in place. A further measurement is the number of
+    bytes that the lane carried.
     """
     total = max(5, int(scale * 100)) * TABLE_ROWS
     topic = new_topic(client, "filters")
@@ -101,7 +104,8 @@ def _send(client: raymq.Client, topic: str, total: int) -> None:
 
 
 def _consumer(client: raymq.Client, topic: str, expression: Any) -> Any:
-    """Return a consumer of all queues from their first messages, without the time that a group takes to form."""
+    """Return a consumer that all queues are assigned to directly, from their first messages, so that no group has to
+    form first."""
     consumer = client.pull_consumer(f"filters-{next(_groups)}", consume_from=FROM_FIRST, auto_commit=False)
     consumer.assign(consumer.fetch_message_queues(topic), expression)
     return consumer

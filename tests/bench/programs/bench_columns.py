@@ -1,10 +1,10 @@
-"""A bench of the kernels that convert columns to records and records to columns, and of `send_table` without a store.
+"""Benchmark of the kernels that convert columns to records and records to columns, and of `send_table` without a store.
 
     python tests/bench/programs/bench_columns.py [--rows N] [--rounds N]
 
 The program prints µs of CPU per row and rows per second, the best round of each. Bodies have 1 KiB. `plain` rows have
-nothing else. `rich` rows also have a tag, a key and two properties. `varied` rows have any subset of these. "crc alone"
-is a yardstick.
+only a body. `rich` rows also have a tag, a key and two properties. `varied` rows have any subset of the tag, the key
+and the properties. For comparison, "crc alone" only computes checksums.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BODY_BYTES = 1024
 
 
 class Sink(FakeStore):
-    """A store that answers, and stores nothing."""
+    """Fake store that acknowledges every append and stores nothing."""
 
     def append(self, batches: Sequence[EncodedBatch], timeout_s: float) -> list[AppendResult]:
         return [AppendResult(self.status, 0, 0, 1, False) for _ in batches]
 
 
 def tables(rows: int) -> dict[str, pa.Table]:
-    """Return the tables to send, by name."""
+    """Return the tables to send, by name: plain, rich and varied."""
     source = random.Random(1)
     body = pa.array([source.randbytes(BODY_BYTES) for _ in range(rows)], pa.binary())
     kind = pa.map_(pa.string(), pa.string())
@@ -65,7 +65,7 @@ def tables(rows: int) -> dict[str, pa.Table]:
 
 
 def measure(name: str, rows: int, rounds: int, work: Callable[[], object], clock: Callable[[], float]) -> None:
-    """Print the best of some rounds."""
+    """Run `work` several times, and print the best round."""
     best_s = min(_seconds(work, clock) for _ in range(rounds))
     print(f"{name:42s} {best_s / rows * 1e6:7.3f} µs {rows / best_s / 1e6:7.2f}M/s", flush=True)
 
@@ -77,7 +77,7 @@ def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def encode(columns: MessageColumns) -> EncodedBatch:
-    """Return one batch of all rows."""
+    """Encode all rows of the columns as one batch."""
     return encode_columns(
         "bench", 3, columns.bodies, properties=columns.properties, tag_codes=columns.tag_codes,
         born_host=("127.0.0.1", 1), born_timestamp_ms=1_763_000_000_000,

@@ -1,4 +1,5 @@
-"""Filters that pass 1 in 1,000 messages of 1 KiB, without Ray: over a TCP lane of a store, and in its mapped files.
+"""Benchmark of filters that pass 1 in 1,000 messages of 1 KiB, without Ray: over a TCP connection to a store, and in
+the store's mapped files.
 
     python -m tests.bench.programs.bench_filters [--messages 1000000] [--rounds 3]
 
@@ -42,14 +43,15 @@ MAX_BYTES: Final = 8 << 20
 
 
 class Read(NamedTuple):
-    """The messages that passed, and the bytes of records that reached the client."""
+    """Number of messages that passed the filter, and the bytes of records that reached the client."""
 
     passed: int
     moved_bytes: int
 
 
 class Files:
-    """The mapped files of the store, as a client on its node reads them. Queue 0 has `end` messages."""
+    """Reader of the store's mapped files, like that of a client on the store's node. Queue 0 has `end`
+    messages."""
 
     def __init__(self, root: str, end: int) -> None:
         settings = StoreSettings(store_path_root_dir=Path(root))
@@ -59,7 +61,7 @@ class Files:
         self.end = end
 
     def find(self, requests: list[FetchRequest], max_bytes: int, wait_s: float, timeout_s: float) -> list[FetchResult]:
-        """Find records as a PredicateScan's source does."""
+        """Find records in the mapped files, with the interface that a PredicateScan expects of its source."""
         [request] = requests
         mapped, next_offset = self.reader.find(request, self.end, max_bytes)
         count = sum(len(part.starts) for part in mapped)
@@ -68,7 +70,7 @@ class Files:
 
 
 def thousand() -> EncodedBatch:
-    """Return a batch of ONE_IN messages with the prices from 0 on."""
+    """Return a batch of ONE_IN messages whose prices are 0, 1, 2 and so on."""
     messages = [
         raymq.Message("bench", b"x" * 1024, properties={"price": str(price), "region": "eu"}) for price in range(ONE_IN)
     ]
@@ -81,7 +83,7 @@ def is_dear(message: MessageExt) -> bool:
 
 
 def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
-    """Read queue 0 by fetches, and filter here unless the store does."""
+    """Read queue 0 by fetches. The store filters by `sql`; if `sql` is None, this function filters."""
     offset, passed, moved_bytes = 0, 0, 0
     while offset < end:
         request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
@@ -94,7 +96,7 @@ def over_lane(lane: StorageLane, end: int, sql: str | None) -> Read:
 
 
 def in_place(files: Files, sql: str | None) -> Read:
-    """Read queue 0 in place, and filter here unless the reader does."""
+    """Read queue 0 in the mapped files. The reader filters by `sql`; if `sql` is None, this function filters."""
     offset, passed = 0, 0
     while offset < files.end:
         request = FetchRequest("bench", 0, offset, MAX_MESSAGES, None, sql)
@@ -106,7 +108,7 @@ def in_place(files: Files, sql: str | None) -> Read:
 
 
 def by_predicate(files: Files, process: PredicateProcess) -> Read:
-    """Read queue 0 as a PredicateRunner does."""
+    """Read queue 0 with a predicate, as a PredicateRunner does."""
     scan = PredicateScan(
         files,  # type: ignore[arg-type]  # it is asked for lists
         lambda records, until_s, log: process.evaluate(records, "bench", until_s, log),
@@ -122,7 +124,8 @@ def by_predicate(files: Files, process: PredicateProcess) -> Read:
 
 
 def timed(read: Callable[[], Read], end: int) -> tuple[float, int]:
-    """Return the messages per second that a read checks, and the bytes that it moves."""
+    """Time a read. Returns the messages per second that the read checks, and the bytes of records that reach the
+    client."""
     start_s = time.perf_counter()
     found = read()
     took_s = time.perf_counter() - start_s

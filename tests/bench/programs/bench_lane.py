@@ -1,9 +1,10 @@
-"""A lane of a store without Ray: the round trip of a single append, throughput, and twenty producers at full speed.
+"""Benchmark of a store's lane (direct socket connection) without Ray: round trip of a single append, throughput, and
+twenty producers at full speed.
 
     python -m tests.bench.programs.bench_lane             one client: Unix and TCP, both flush settings
     python -m tests.bench.programs.bench_lane overload    1 and 20 producer processes, with a small client beside them
 
-The store has a process of its own, in a temporary directory. Figures are of one run: compare runs on a quiet machine.
+The store has its own process, in a temporary directory. The results are of one run: compare runs on a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OVERLOAD_S = 5.0
 
 
 def serve(root: str, flush: str) -> None:
-    """Run a storage process that prints its address, and ends with its standard input."""
+    """Run a storage process: print its address, serve requests, and exit when its standard input ends."""
     sys.setswitchinterval(1e-4)
     settings = StoreSettings(store_path_root_dir=Path(root), flush_disk_type=FlushDiskType(flush))
     store = MessageStore.open(settings, broker_name="bench")
@@ -57,7 +58,8 @@ def serve(root: str, flush: str) -> None:
 
 @contextmanager
 def storage(flush: FlushDiskType, root: str | None = None) -> Iterator[LaneAddress]:
-    """Run a storage process with its store in `root`, by default a new directory. Yields its address."""
+    """Run a storage process during the block. Its store is in `root`, by default in a temporary directory. Yields the
+    process's address."""
     with tempfile.TemporaryDirectory() as own:
         command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "serve", root or own, flush.value]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -72,7 +74,7 @@ def storage(flush: FlushDiskType, root: str | None = None) -> Iterator[LaneAddre
 
 
 def batch(count: int, queue_id: int = 0) -> EncodedBatch:
-    """Return a batch of messages of 1 KiB."""
+    """Return a batch of `count` messages of 1 KiB."""
     return encode_batch(
         [Message("bench", os.urandom(1024)) for _ in range(count)],
         queue_id,
@@ -83,14 +85,14 @@ def batch(count: int, queue_id: int = 0) -> EncodedBatch:
 
 
 def percentiles(times_s: list[float]) -> str:
-    """Return the median, the 99th percentile and the maximum of the times, as text."""
+    """Format the median, the 99th percentile and the maximum of the times as text."""
     times_s.sort()
     p50, p99 = times_s[len(times_s) // 2], times_s[len(times_s) * 99 // 100]
     return f"p50 {p50 * 1e6:8.1f} µs, p99 {p99 * 1e6:9.1f} µs, longest {times_s[-1] * 1e3:7.1f} ms"
 
 
 def lone_appends(address: LaneAddress, *, remote: bool, count: int) -> str:
-    """Return the round-trip times of appends of one message."""
+    """Measure the round-trip times of appends of one message. Returns their percentiles as text."""
     lane, one = StorageLane(address, remote=remote), [batch(1)]
     times_s = []
     for index in range(count + count // 4):
@@ -103,7 +105,7 @@ def lone_appends(address: LaneAddress, *, remote: bool, count: int) -> str:
 
 
 def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int) -> str:
-    """Append batches, one after another, `total` bytes in all. Returns the throughput."""
+    """Append batches one after another, up to `total` bytes. Returns the throughput as text."""
     lane, frame = StorageLane(address, remote=remote), [batch(messages)]
     size = len(frame[0].records)
     start_s = time.perf_counter()
@@ -117,7 +119,8 @@ def throughput(address: LaneAddress, *, remote: bool, messages: int, total: int)
 
 
 def watched_appends(address: LaneAddress, count: int) -> str:
-    """Return the time from an append to the answer of a watch."""
+    """Measure the times from an append to the answer of a watch of the queue's end. Returns their percentiles
+    as text."""
     lane, one, watch = StorageLane(address, remote=False), [batch(1, 1)], EndsWatch("bench", address)
     end = lane.call("queue_bounds", ("bench", 1), QueueBounds, TIMEOUT_S).max_offset
     times_s = []
@@ -135,9 +138,9 @@ def watched_appends(address: LaneAddress, count: int) -> str:
 
 
 def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
-    """Run a producer process at full speed, after a line on its standard input.
+    """Run a producer process at full speed. The producer starts when it reads a line from standard input.
 
-    Prints the number of messages, the times, and how often the store asked it to wait.
+    Prints the number of messages, the duration of each append, and how often the store refused an append as busy.
     """
     lane, frame = StorageLane(address, remote=False), [batch(messages, queue_id)]
     lane.append(frame, TIMEOUT_S)
@@ -158,7 +161,8 @@ def produce(address: LaneAddress, queue_id: int, messages: int) -> None:
 
 
 def overload(address: LaneAddress, producers: int, messages: int) -> None:
-    """Run `producers` producers, and one client beside them that stores a small message every 10 ms."""
+    """Run `producers` producer processes at full speed, and one client that appends a small message every 10
+    ms."""
     data = pickle.dumps(address).hex()
     command = [sys.executable, "-m", "tests.bench.programs.bench_lane", "produce", data]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -208,7 +212,7 @@ def main() -> None:
 
 
 def one_client() -> None:
-    """Measure one client over both kinds of socket, with both flush settings."""
+    """Measure one client over Unix sockets and TCP, with both flush settings."""
     for flush in FlushDiskType:
         with storage(flush) as address:
             for remote in (False, True):

@@ -1,5 +1,5 @@
-"""The costs of metrics: producing and consuming with and without metrics, and an idle cluster of many topics and
-groups.
+"""Benchmark of the cost of metrics: producing and consuming with and without metrics, and an idle cluster of many
+topics and groups.
 
     python -m tests.bench.programs.bench_metrics cost [--rounds 3] [--seconds 4]     clusters with and without, in turn
     python -m tests.bench.programs.bench_metrics clients [--rounds 3] [--seconds 4]  one cluster, counting on and off
@@ -7,9 +7,9 @@ groups.
 
 Each command starts its own raymq in a temporary directory. `cost` and `clients` compare medians of one run, with the
 CPU of all processes per message. In `clients` the servers count all the time, and this process counts in every other
-call, so that the machine's neighbours disturb both alike. `idle` measures the CPU of every process of an idle cluster,
-in percent of a core: first without metrics and console, then with both and a scrape every 15 s. `idle` also times a
-scrape.
+call, so that other load on the machine disturbs both alike. `idle` measures the CPU of every process of an idle
+cluster, in percent of a core: first without metrics and console, then with both and a scrape every 15 s. `idle` also
+times a scrape.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from tests.bench.ways import ways
 TOLD_S = 60.0
 SETTLE_S = 30.0
 SCRAPE_INTERVAL_S = 15.0
-"""Prometheus's default is a minute; Ray's files for Prometheus use 10 s."""
+"""Seconds between two scrapes. Prometheus scrapes every minute by default; Ray's configuration of Prometheus
+uses 10 s."""
 SHOWN_PERCENT = 0.1
 GOAL = 0.02
 IDLE_GOAL_PERCENT = 3.0
@@ -50,7 +51,7 @@ IDLE_GOAL_PERCENT = 3.0
 
 @contextmanager
 def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
-    """Run a raymq with or without metrics, which its clients take into account."""
+    """Run a raymq with or without metrics. Yields a client that has received the metrics setting from a broker."""
     with tempfile.TemporaryDirectory(prefix="rqm") as directory:
         config = Path(directory) / "raymq.yaml"
         config.write_text(f"store:\n  flush_disk_type: ASYNC_FLUSH\nmetrics:\n  enable: {str(metrics).lower()}\n")
@@ -65,11 +66,13 @@ def cluster(*, metrics: bool) -> Iterator[raymq.Client]:
 
 
 Samples = dict[tuple[str, bool], list[tuple[float, float]]]
-"""By way, and with or without metrics: messages per second and CPU time per message in us, of each call."""
+"""Samples by (name of the measured call, metrics on or off): messages per second, and CPU time per message in
+us."""
 
 
 def cost(rounds: int, seconds: float) -> None:
-    """Print the ratio of speeds and of CPU per message, with and without metrics."""
+    """Compare clusters with and without metrics: print the ratios of messages per second and of CPU time per
+    message."""
     samples: Samples = defaultdict(list)
     for turn in range(rounds):
         for metrics in (True, False) if turn % 2 else (False, True):
@@ -83,7 +86,8 @@ def cost(rounds: int, seconds: float) -> None:
 
 
 def counting(rounds: int, seconds: float) -> None:
-    """Print the ratios for this process alone, with and without counting."""
+    """Compare this client with and without metrics in one cluster: print the ratios of messages per second and CPU
+    time."""
     samples: Samples = defaultdict(list)
     with cluster(metrics=True) as client:
         for name, number, call in ways(client):
@@ -98,13 +102,14 @@ def counting(rounds: int, seconds: float) -> None:
 
 
 def sample(number: int, call: Callable[[], None]) -> tuple[float, float]:
-    """Measure one call of `number` messages."""
+    """Time one call that handles `number` messages. Returns messages per second, and CPU time per message in
+    us."""
     took_s, cpu_s = timed(call, set())
     return number / took_s, cpu_s / number * 1e6
 
 
 def show(samples: Samples) -> None:
-    """Print the medians and their ratios."""
+    """Print the medians of the samples with and without metrics, and their ratios."""
     print(f"{'':20}{'msg/s off':>12}{'msg/s on':>12}{'ratio':>8}{'CPU us off':>12}{'CPU us on':>12}{'ratio':>8}")
     for name in dict.fromkeys(name for name, _ in samples):
         off, on = (statistics.median(speed for speed, _ in samples[name, metrics]) for metrics in (False, True))
@@ -116,8 +121,8 @@ def show(samples: Samples) -> None:
 
 
 def idle(topics: int, groups: int, seconds: float) -> None:
-    """Print the CPU of an idle cluster with `topics` topics and `groups` groups: without metrics and console, then with
-    both."""
+    """Print the CPU use of an idle cluster with `topics` topics and `groups` groups, first without metrics and console,
+    then with both."""
     without, with_both = (idle_shares(topics, groups, seconds, watched=watched) for watched in (False, True))
     print(f"{'percent of a core':30}{'off':>8}{'on':>8}{'more':>8}")
     for name in sorted(without.keys() | with_both.keys()):
@@ -130,7 +135,7 @@ def idle(topics: int, groups: int, seconds: float) -> None:
 
 
 def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> dict[str, float]:
-    """Return the CPU of each process of an idle cluster, in percent of a core, summed by name.
+    """Return the CPU use of an idle cluster's processes, in percent of a core, summed by process name.
 
     `watched`: the cluster has metrics and a console.
     """
@@ -146,7 +151,7 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
             with client.pull_consumer(f"idle-g{number}", auto_commit=False) as consumer:
                 consumer.assign(queues)
                 consumer.commit(dict.fromkeys(queues, 0))
-        time.sleep(SETTLE_S)  # two reports: the agent has all series
+        time.sleep(SETTLE_S)  # time for two reports, so that the metrics agent has all series
         before = {process.pid: (server_name(process), cpu_of(process.pid)) for process in processes()}
         start_s = time.monotonic()
         while time.monotonic() < start_s + seconds:
@@ -165,7 +170,7 @@ def idle_shares(topics: int, groups: int, seconds: float, *, watched: bool) -> d
 
 
 def scrape() -> str:
-    """Read the metrics of every node, as Prometheus does. Returns a text with the time of the read."""
+    """Read the metrics of every node, as Prometheus does. Returns a text with the duration of the read."""
     told = []
     for node in ray.nodes():
         url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

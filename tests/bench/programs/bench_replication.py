@@ -1,11 +1,12 @@
-"""A bench of replication: the speed of copying a log, of appends that wait for copies, and the length of a failover.
+"""Benchmark of replication: the speed of copying a log, of appends that wait for copies, and the duration of a
+failover.
 
     python tests/bench/programs/bench_replication.py [--directory DIR] [--mib 400] [--seconds 5] [--cluster]
         [--kills 10] [--node-kills 3]
 
 Without `--cluster` all replicas are in this process, on one disk and under one interpreter lock: no data passes between
-processes, but the replicas share one core. With it they are actors of a Ray cluster on this machine, of one node or
-three. Numbers vary by machine and by minute; compare ratios, and run the program twice.
+processes, but the replicas share one core. With `--cluster` the replicas are actors of a Ray cluster on this machine,
+of one node or three. Numbers vary by machine and by minute; compare ratios, and run the program twice.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatch:
-    """Return the `number`-th batch of one producer to its queue."""
+    """Return batch number `number` of producer number `producer`, for the producer's own queue."""
     return encode_batch(
         [Message("bench", BODY, tags="even" if index % 2 else "odd") for index in range(messages)],
         producer,
@@ -76,7 +77,7 @@ def make_batch(producer: int, number: int, messages: int = BATCH) -> EncodedBatc
 
 
 def bench_copy(directory: Path, mib: int) -> None:
-    """Copy a master's log chunk by chunk to a slave that starts empty."""
+    """Measure copying a master's log of `mib` MiB to an empty slave, chunk by chunk."""
     touch_memory(directory, (2 * mib + 400) << 20)
     settings = [
         small_settings(directory / name, **FILES, flush_disk_type=flush)
@@ -90,7 +91,7 @@ def bench_copy(directory: Path, mib: int) -> None:
     end = master.gate.flush_all()
     started, started_cpu = time.perf_counter(), time.thread_time()
     while slave.log.end_offset < end:
-        # As in a slave that is far behind, the disk works while the next chunk is read.
+        # does not wait for the flush: as in a slave that is far behind, the disk works while the next chunk is read
         chunk = master.chunks.read_chunk(slave.log.end_offset, CHUNK_MAX_BYTES, end)
         slave.chunks.append_chunk(slave.log.end_offset, chunk, wait=False)
     slave.gate.flush_all()
@@ -106,7 +107,7 @@ def bench_copy(directory: Path, mib: int) -> None:
 
 
 class Carriers:
-    """The Replicators' work, in threads."""
+    """Threads that copy the master's log to the slaves, as Replicator actors do."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self._group, self._stopping = group, threading.Event()
@@ -134,7 +135,8 @@ class Carriers:
 
 
 def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, float]:
-    """Return messages per second of four producers' threads, and the p50 of a single message in ms."""
+    """Measure a local group: messages per second of four producer threads, and the p50 of a single append in
+    ms."""
     touch_memory(directory, 600 << 20)
     group = LocalReplicas(directory, replicas, ReplicaRules(lease_s=600.0), **FILES)
     group.settle()
@@ -146,7 +148,8 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
             try:
                 group.master.append([make_batch(producer, counts[producer])])
             except SystemBusyError:
-                continue  # nothing was stored; send it again, as a producer would
+                # the store was busy and stored nothing; the thread appends the batch again, as a producer does
+                continue
             counts[producer] += 1
 
     threads = [threading.Thread(target=produce, args=(producer,)) for producer in range(PRODUCERS)]
@@ -166,7 +169,7 @@ def append_rate(directory: Path, replicas: int, seconds: float) -> tuple[float, 
 
 
 def timed(call: Callable[[], object], calls: int) -> list[float]:
-    """Return the time of each call, in ms."""
+    """Return the duration of each of `calls` calls, in ms."""
     times = []
     for _ in range(calls):
         started = time.perf_counter()
@@ -176,7 +179,7 @@ def timed(call: Callable[[], object], calls: int) -> list[float]:
 
 
 def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
-    """Print each number of copies compared with one copy."""
+    """Print the rates for each number of copies, compared with the rates for one copy."""
     one, alone_ms = rates[1]
     for copies, (rate, _) in rates.items():
         share, aim = f" ({rate / one:.2f} of one copy)" if copies > 1 else "", ">= 0.5" if copies == 2 else ""
@@ -188,7 +191,8 @@ def print_rates(where: str, rates: dict[int, tuple[float, float]]) -> None:
 
 @contextmanager
 def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
-    """Run a raymq with one broker group of `replicas` replicas, all in sync."""
+    """Run a raymq with one broker group of `replicas` replicas, which are all in sync at the start. Yields a
+    client."""
     config = directory / "raymq.yaml"
     config.write_text(
         f"broker_groups: 1\nreplication: {{replicas: {replicas}, spread: false}}\n"
@@ -203,7 +207,7 @@ def cluster(directory: Path, replicas: int) -> Iterator[raymq.Client]:
 
 
 def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
-    """Return the figures of `append_rate`, by producers of the cluster."""
+    """Measure a cluster: messages per second of four producers, and the p50 of a single send in ms."""
     counts = [0] * PRODUCERS
     until = time.perf_counter() + seconds
 
@@ -227,7 +231,8 @@ def cluster_rate(client: raymq.Client, seconds: float) -> tuple[float, float]:
 
 
 def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callable[[], None]]) -> list[float]:
-    """Return the longest time between two acknowledgements at a producer around each kill, in s.
+    """Kill the master several times while a producer sends. Returns the longest time between two acknowledgements
+    around each kill, in s.
 
     `prepare` waits until all replicas are in sync, and returns a function that kills the master.
     """
@@ -260,7 +265,7 @@ def failover_gaps(client: raymq.Client, kills: int, prepare: Callable[[], Callab
 
 
 def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None:
-    """Measure the time without acknowledgements when the master's process is killed."""
+    """Measure how long a producer gets no acknowledgement after the master's process is killed."""
     gaps = failover_gaps(client, kills, lambda: partial(os.kill, group.pid(group.settled()["master"]), signal.SIGKILL))
     p50, p99 = median(gaps), quantiles(gaps, n=100, method="inclusive")[98]
     row(
@@ -269,12 +274,16 @@ def bench_failover(client: raymq.Client, group: RayReplicas, kills: int) -> None
 
 
 def bench_node_failover(kills: int) -> None:
-    """Measure that time when the master's node is killed, a raylet with all its processes, in a cluster of three."""
+    """Measure how long a producer gets no acknowledgement after the master's node is killed, in a cluster of three
+    nodes.
+
+    A node is a raylet with all its processes.
+    """
     settings = "broker_groups: 1\nreplication: {replicas: 3, min_in_sync_replicas: 2}\n"
     with sandbox(settings) as box, nodes(box, NODES) as machines, raymq.connect(embedded=True) as client:
         client.admin.create_topic("bench", queues=PRODUCERS)
         group = PlacedGroup("broker-a", len(NODES), machines)
-        leading = cycle(NODES[1:])  # without the head no cluster exists
+        leading = cycle(NODES[1:])  # the head node is never killed, because Ray's cluster ends with its head
 
         def prepare() -> Callable[[], None]:
             for name in NODES:

@@ -1,5 +1,5 @@
-"""A bench of the store: appends, reads and recovery, compared with a loop that copies the bytes into a warm mapped
-file.
+"""Benchmark of the store: appends, reads and recovery, compared with a loop that copies the bytes into a prefaulted
+mapped file.
 
     python tests/bench/programs/bench_store.py [--directory DIR] [--seconds S] [--rounds N] [--large]
 
@@ -45,8 +45,8 @@ ASYNC, SYNC = FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH
 
 
 def make_batch(count: int, queue_id: int = 0, *, mixed: bool = False) -> EncodedBatch:
-    """Return a batch of messages with bodies of 1 KiB, as a producer sends it. `mixed`: with one to four properties
-    each."""
+    """Return a batch of messages with bodies of 1 KiB, as a producer sends it. `mixed`: each message has one to four
+    properties."""
     messages = [
         Message(
             "bench",
@@ -80,7 +80,7 @@ def row(name: str, value: str, aim: str = "") -> None:
 
 
 def timed(seconds: float, action: Callable[[], object]) -> float:
-    """Return the number of calls of `action` per second."""
+    """Call `action` repeatedly for `seconds`. Returns the number of calls per second."""
     runs, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         action()
@@ -89,18 +89,18 @@ def timed(seconds: float, action: Callable[[], object]) -> float:
 
 
 class AppendRound(NamedTuple):
-    """The appends of one batch to a new store."""
+    """Times of repeated appends of one batch to a new store."""
 
-    # The time of each append, in s.
+    # Duration of each append, in s.
     times: list[float]
-    # The time in which the index caught up afterwards, in s.
+    # Time that the index needed after the last append to cover all messages, in s.
     index_s: float
-    # The process's CPU time for the appends and the index, without opening the store, in s.
+    # CPU time of this process for the appends and the index, in s. Opening the store is not included.
     cpu_s: float
 
 
 def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any) -> AppendRound:
-    """Append `batch` to a new store, up to `size` bytes in all."""
+    """Append `batch` to a new store repeatedly, up to `size` bytes in all. Returns the times."""
     touch_memory(directory, size + TOUCHED_MORE)
     times = []
     with open_store(directory / "store", **changes) as store:
@@ -116,7 +116,8 @@ def append_round(directory: Path, batch: EncodedBatch, size: int, **changes: Any
 
 
 def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
-    """Run rounds of a fixed size, each compared with a copy loop. Prints the median round and the best."""
+    """Measure appends in rounds of a fixed size, each compared with a loop that copies the bytes. Prints the median
+    round and the best round."""
     batch = make_batch(count)
     size = ROUND_BYTES if count > 1 else ROUND_BYTES // 16
     for name, changes in (
@@ -139,8 +140,8 @@ def bench_append(directory: Path, rounds: int, count: int, aim: str) -> None:
 
 
 def bench_rolls(directory: Path, rounds: int) -> None:
-    """Measure the slowest appends of single batches, with files that roll often and with a file that never rolls, in
-    turn."""
+    """Measure the slowest appends: alternately with small log files, which roll often, and with one large log file,
+    which never rolls."""
     batch = make_batch(10)
     for _ in range(rounds):
         for name, size in (("no roll", 2 * GIB), ("a roll each 16 MiB", 16 << 20)):
@@ -151,7 +152,7 @@ def bench_rolls(directory: Path, rounds: int) -> None:
 
 
 def bench_columns(directory: Path, seconds: float) -> None:
-    """Read one queue as Arrow batches over the mapped files, in steps of 20,000 messages."""
+    """Measure reading a queue as Arrow batches from the mapped files, 20,000 messages per batch."""
     total, step = 200_000, 20_000
     mixed = make_batch(100, mixed=True)
     for batch, what, aim in ((make_batch(100), "alike", ">= 3,000,000 messages/s"), (mixed, "of all shapes", "")):
@@ -172,7 +173,7 @@ def bench_columns(directory: Path, seconds: float) -> None:
 
 
 def fill_and_be_killed(directory: Path, gib: float) -> None:
-    """Fill a store and die, in a process of its own."""
+    """Fill a store with `gib` GiB, then kill this process with SIGKILL. Must run in a process of its own."""
     settings = StoreSettings(
         store_path_root_dir=directory, flush_disk_type=ASYNC, mapped_file_size_commit_log_bytes=GIB
     )
@@ -183,14 +184,15 @@ def fill_and_be_killed(directory: Path, gib: float) -> None:
 
 
 def lose_queues_and_snapshot(root: Path) -> None:
-    """Delete everything of a closed store except the log, the least that a crash leaves."""
+    """Delete the consume queues and the snapshot of a closed store, so that only the log is left: the worst result of a
+    crash."""
     (root / "dedup").unlink(missing_ok=True)
     (root / "abort").touch()
     shutil.rmtree(root / "consumequeue")
 
 
 def bench_recovery(directory: Path) -> None:
-    """Open a store after SIGKILL, after a clean stop, and with only its log."""
+    """Measure opening a store after SIGKILL, after a clean stop, and with only its log."""
     root = directory / "store"
     for gib in (0.25, 1.0):
         subprocess.run([sys.executable, __file__, "--fill", f"{gib}", "--directory", str(root)], check=False)

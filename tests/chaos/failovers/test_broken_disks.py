@@ -1,6 +1,6 @@
-"""The disk of the master of three replicas breaks for good, and the two other replicas continue without it.
+"""The disk of the master of three replicas breaks permanently, and the two other replicas continue without the master.
 
-Each fault has a cluster of its own, which is closed while the disk is broken.
+Each fault has a cluster of its own, which is closed while the disk is still broken.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 ENOUGH = 200
 LOADED_S = 15.0
-"""Seconds that a loaded machine may add to the master's lease before sends succeed again."""
+"""Seconds, after the master's lease has expired, within which sends must succeed again on a loaded machine."""
 WATCH_S = RESTART_INTERVAL_S + 3.0
-"""Seconds for which the broken replica is observed. A process that ends repeatedly would end in this time."""
+"""Seconds for which the test observes the broken replica. A process that ends repeatedly would end within this
+time."""
 ELECTIONS_MAX = 3
-"""One election replaces the master. A loaded machine may miss a lease, which costs another election."""
+"""Maximum number of elections after the disk breaks. One election replaces the master. A loaded machine may miss a
+lease, which costs another election."""
 
 
 class BrokenMaster:
-    """The three replicas, the master's disk, and the Controller's view of the group while that disk is broken."""
+    """Three replicas, the marker that breaks the master's disk, and checks of the group while that disk is
+    broken."""
 
     def __init__(self, machine: FaultyMachine, fault: str) -> None:
         self.replicas = RayReplicas(BROKER, REPLICAS)
@@ -50,12 +53,13 @@ class BrokenMaster:
         self._marker = machine.marker(BROKER, self.broken, fault)
 
     def break_disk(self) -> float:
-        """Break the master's disk for good. Returns the time on the monotonic clock, in s."""
+        """Break the master's disk permanently. Returns the current time of the monotonic clock, in s."""
         self._marker.touch()
         return time.monotonic()
 
     def check(self) -> None:
-        """Fail if the broken replica leads, counts as in sync or works, or if masters change repeatedly."""
+        """Fail if the broken replica is the master, counts as in sync or works, or if the master changes too
+        often."""
         account = self.replicas.led()
         assert account["master"] in self.others, account
         assert set(account["in_sync"]) <= set(self.others), account
@@ -67,7 +71,7 @@ class BrokenMaster:
         return int(account["epoch"]) - self._epoch
 
     def others_end(self) -> int:
-        """Wait until the two other replicas are in sync and their logs end at one visible offset. Returns the
+        """Wait until the two other replicas are in sync and their logs end at the same visible offset. Returns the
         offset."""
 
         def end() -> int:
@@ -93,7 +97,8 @@ def test_a_disk_that_stays_broken_causes_one_election_and_loses_no_message(tmp_p
 
 
 def run_without_the_disk(mq: raymq.Client, group: BrokenMaster, fault: str, heard: ListenerNotes) -> int:
-    """Send and consume before and after the disk breaks. Returns the offset at which the two other logs end."""
+    """Send and consume before and after the disk breaks. Returns the offset at which the logs of the two other replicas
+    end."""
     mq.admin.create_topic(TOPIC, queues=4)
     history = History()
     senders = Senders(mq, TOPIC, producers=2, count=10**6, history=history, pause_s=0.005)
@@ -138,7 +143,7 @@ def acknowledged(history: History) -> set[bytes]:
 
 
 def await_sends(history: History, group: BrokenMaster) -> None:
-    """Wait until another replica leads and acknowledges messages."""
+    """Wait until another replica is the master and acknowledges messages."""
     begun_s = time.monotonic()
     eventually(lambda: group.replicas.led()["master"] != group.broken, "another master")
     print(f"another replica leads after {time.monotonic() - begun_s:.2f} s")

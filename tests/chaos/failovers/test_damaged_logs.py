@@ -1,8 +1,9 @@
-"""Every process of three replicas is killed at once, and one bit of one log is flipped: nothing acknowledged is lost.
+"""All processes of three replicas are killed at once, and one bit of one log is flipped: no acknowledged message is
+lost.
 
 Recovery reads a log from the tail of the last snapshot on, and a checksum covers these bytes. So the test flips a bit
-there: earlier damage shows only when the record is read (storage/recovery/snapshot.py). Earlier messages fill several
-log files.
+after the tail begins: earlier damage shows only when the record is read (storage/recovery/snapshot.py). Earlier
+messages fill several log files.
 
 RAYMQ_SOAK=1 runs ten times as many rounds. RAYMQ_CHAOS_SEED repeats the positions of a run's bits.
 """
@@ -36,15 +37,16 @@ REPLICAS = 3
 ENOUGH = 300
 EARLIER = "records-before-the-snapshot"
 EARLIER_BODIES = [b"%04d" % number * 256 for number in range(5000)]
-"""Bodies of 1 KiB, which fill the first log files."""
+"""Message bodies of 1 KiB. Their records fill the first log files."""
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 PLACES = [(True, True), (False, False), (True, False), (False, True)]
-"""Whether the damaged log is the former master's, and whether the bit is after the last snapshot."""
+"""Damage to test, as two booleans: True if the damaged log is the former master's, and True if the flipped bit is after
+the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A record in a log: its physical offset and its size in bytes."""
+    """The location of a record in a log: its physical offset and its size in bytes."""
 
     offset: int
     size: int
@@ -55,11 +57,11 @@ class Place:
         return self.offset % SMALL_LOG_FILE_BYTES
 
     def path(self, store: Path) -> Path:
-        """Return the path of the log file of a store that holds the record."""
+        """Return the path of the log file of `store` that contains the record."""
         return store / "commitlog" / f"{self.offset - self.position:020}"
 
     def read(self, store: Path) -> bytes:
-        """Return the bytes of a store at this place; empty if the file was truncated."""
+        """Return the bytes of a store's log at the record's location; empty if the file was truncated."""
         if not self.path(store).exists():
             return b""
         with self.path(store).open("rb") as file:
@@ -68,7 +70,8 @@ class Place:
 
 
 class DamagedGroup:
-    """The group, whose processes are killed and one of whose logs is damaged before the processes restart."""
+    """A broker group whose processes the test kills, and one of whose logs the test damages before the processes
+    restart."""
 
     def __init__(self, box: Sandbox, rng: random.Random) -> None:
         self.replicas = RayReplicas(BROKER, REPLICAS)
@@ -79,10 +82,10 @@ class DamagedGroup:
 
     def kill_and_flip(self, *, master: bool, behind_snapshot: bool) -> Place:
         """Kill all processes of the group and the Controller, and flip a bit of a record. Prints and returns the
-        record's place.
+        record's location.
 
-        The storage processes are stopped first, so that they write nothing more and no new process reads the log too
-        early.
+        The storage processes are stopped (SIGSTOP) first, so that they write nothing more and no new process reads the
+        log too early.
         """
         leader = self.replicas.settled()["master"]
         damaged = leader if master else (leader + self._rng.randrange(1, REPLICAS)) % REPLICAS
@@ -101,7 +104,8 @@ class DamagedGroup:
         return place
 
     def wait_until_repaired(self, place: Place) -> None:
-        """Wait until the replicas have equal bytes at a place, and no log has a hole."""
+        """Wait until all replicas have equal bytes at the record's location, and no log has a hole (known damaged
+        range)."""
 
         def copies() -> set[bytes]:
             return {place.read(self.directory(replica)) for replica in range(REPLICAS)}
@@ -110,14 +114,15 @@ class DamagedGroup:
         self.replicas.wait_for_no_holes()
 
     def _flip(self, store: Path, *, behind_snapshot: bool) -> Place:
-        """Flip a bit of a random record before or after the end of the last snapshot."""
+        """Flip a bit of a random record. The record lies after the end of the last snapshot if `behind_snapshot`, else
+        before that end. Returns the record's location."""
         snapshot = read_snapshot(store / SNAPSHOT_FILE, DamageNotes())
         last_file = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()))
         # Without a snapshot, as after a truncation of the log, recovery reads at least the last file.
         tail, end = (int(last_file.name), 0) if snapshot is None else (snapshot.tail, snapshot.end)
         read = _records(store, tail)
         records = [one for one in read if (one.offset + one.size > end) == behind_snapshot]
-        place = self._rng.choice(records or read)  # the snapshot covers everything, or nothing
+        place = self._rng.choice(records or read)  # if the snapshot covers all records or none, choose among all
         byte, bit = self._rng.choice(_checked_bytes(place.read(store))), self._rng.randrange(8)
         with place.path(store).open("r+b") as file:
             file.seek(place.position + byte)
@@ -130,7 +135,7 @@ class DamagedGroup:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether all threads of a process are stopped."""
+    """Return whether all threads of a process are stopped by SIGSTOP."""
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except FileNotFoundError:  # the thread has just ended
@@ -139,7 +144,8 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _checked_bytes(record: bytes) -> list[int]:
-    """Return the positions, from a record's start, of the bytes whose damage shows: size, magic, checksum and body.
+    """Return the positions, from a record's start, of the bytes in which a reader can detect damage: size, magic,
+    checksum and body.
 
     As in RocketMQ, no checksum covers the topic and the properties.
     """
@@ -149,7 +155,7 @@ def _checked_bytes(record: bytes) -> list[int]:
 
 
 def _records(store: Path, tail: int) -> list[Place]:
-    """Return each record of a log from the physical offset `tail` on."""
+    """Return the location of each record of a log from the physical offset `tail` on."""
     found = []
     for path in sorted((store / "commitlog").iterdir()):
         start, position, data = int(path.name), 0, path.read_bytes()
@@ -157,7 +163,7 @@ def _records(store: Path, tail: int) -> list[Place]:
             continue
         while size := int.from_bytes(data[position : position + 4]):
             if position + size >= len(data):
-                break  # the BLANK
+                break  # the BLANK record that fills the end of a log file
             if start + position >= tail:
                 found.append(Place(start + position, size))
             position += size
@@ -165,7 +171,7 @@ def _records(store: Path, tail: int) -> list[Place]:
 
 
 def fill_log(mq: raymq.Client) -> None:
-    """Send the earlier messages."""
+    """Send messages until the first log files are full."""
     mq.admin.create_topic(EARLIER, queues=1)
     with mq.producer() as producer:
         for sent in [producer.send_async(raymq.Message(EARLIER, body)) for body in EARLIER_BODIES]:
@@ -173,7 +179,7 @@ def fill_log(mq: raymq.Client) -> None:
 
 
 def earlier_bodies(mq: raymq.Client) -> list[bytes]:
-    """Return the bodies of the earlier messages, in the order of their offsets."""
+    """Return the bodies of the messages that `fill_log` sent, in the order of their offsets."""
     [entry] = mq.admin.describe_topic(EARLIER)
     bodies: list[bytes] = []
     while len(bodies) < entry.max_offset:

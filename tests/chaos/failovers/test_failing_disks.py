@@ -1,7 +1,7 @@
-"""Machines of replicas that fail: disks that return errors or are full, and clocks that are set back.
+"""Faults of the machine under three replicas: disks that return errors or are full, and clocks that are set back.
 
-tests/support/faulty_machine injects the errors and the clocks into the servers' processes. The stores are on a real
-tmpfs if one can be mounted, which a test fills to the last byte.
+tests/support/faulty_machine injects the errors and the clocks into the servers' processes. If a tmpfs can be mounted,
+the stores are on a tmpfs, which a test fills to the last byte.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DISK_MIB = 384
 ENOUGH = 200
 RESUME_S = 120.0
 OUTAGE_S = 10.0
-"""The shortest time for which a disk stays broken, in seconds."""
+"""Minimum time for which a disk stays broken, in seconds."""
 BACK_S = -3600.0
 SERVERS = ("Controller", "NameServer", "Broker", "Storage", "Replicator", "Rebalance", "Pull")
 FAULTY_MACHINE = Path(__file__).parents[2] / "support/faulty_machine"
@@ -59,9 +59,9 @@ STORE_SETTINGS = """\
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of the replicas.
+    """The machine on which the replicas run.
 
-    `disk`: the disk of all stores; None if no tmpfs can be mounted, with the `reason`.
+    `disk`: the disk of all stores, or None if no tmpfs can be mounted. `reason`: the reason for None.
     """
 
     box: Sandbox
@@ -131,7 +131,8 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
                 f"{time.monotonic() - broken_s - led_s:.2f} s more"
             )
             eventually(lambda: not psutil.pid_exists(pid), "the end of the process")
-            # The fault looks permanent: the replica stays out and reports the reason, and the others continue.
+            # As long as the disk is broken, the replica stays out of the group and reports the reason, and the others
+            # continue.
             why = eventually(lambda: why_out(left, patient=True), "a reason")
             print(f"{fault}: {why}")
             seen = len(reader.seen)
@@ -162,7 +163,7 @@ def test_a_master_whose_disk_fails_gives_up_its_role_and_returns_after_the_fault
 
 
 def why_out(replica: int, *, patient: bool = False) -> str:
-    """Return why a replica does not work, by its own account; empty if it works.
+    """Return the reason that a replica reports for not working; empty if the replica works.
 
     With `patient`, the result is also empty if the replica does not answer.
     """
@@ -191,7 +192,7 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
         read = poll_until(first, 10)
         try:
             disk.fill(share)
-            # A following replica takes no messages in any case, so compare the reason.
+            # A slave is never writable, so compare the reason that it reports.
             eventually(
                 lambda: all("% full" in str(status["not_writable_reason"]) for status in statuses()),
                 "disks that are found to be full",
@@ -201,7 +202,8 @@ def test_on_a_full_disk_consumers_commit_join_and_receive_and_sends_are_refused_
             with pytest.raises(raymq.StoreNotWritableError, match="% full"):
                 producer.send(raymq.Message(topic, b"refused"))
             first.commit()
-            with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:  # makes the group rebalance
+            # a second member makes the group rebalance
+            with mq.pull_consumer(f"old-{topic}", consume_from=FIRST) as second:
                 second.subscribe(topic)
                 while len({message.body for message in read}) < 80:
                     for consumer in (first, second):
@@ -276,7 +278,7 @@ def test_restarted_servers_work_with_the_clock_an_hour_back(mq: raymq.Client, ma
 
 
 class NotingListener:
-    """Notes each message's body."""
+    """A listener that writes each message's body to a file."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes

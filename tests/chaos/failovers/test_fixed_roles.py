@@ -1,4 +1,4 @@
-"""With fixed roles, replica 0 always leads, and is the master again after its process was killed."""
+"""With fixed roles, replica 0 is always the master, also again after its process was killed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Requests, light queues and compaction topics, while the master of three replicas is killed repeatedly.
+"""Requests, light queues and compaction topics work while the master of three replicas is killed repeatedly.
 
 No requester gets another requester's reply, and requests are answered again after each failover. Each light queue has
-the acknowledged messages once, in order. A compaction topic always shows the newest message of each key. It shows
-nothing else after every replica has compacted it.
+each acknowledged message once, in order. A compaction topic always contains the newest message of each key. After every
+replica has compacted the topic, it contains nothing else.
 
-RAYMQ_CHAOS_KILLS (default 3) sets how often the master is killed.
+RAYMQ_CHAOS_KILLS (default 3) sets the number of times that the master is killed.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}").re
 )
 REQUEST_S = 20.0
 BETWEEN_KILLS = 30
-"""The number of answered requests, light-queue sends and prices before the next kill."""
+"""Number of answered requests, of light-queue sends and of stored prices between two kills."""
 MEMBERS = 5
 ARTICLES = 20
 PAUSE_S = 0.01
 COMPACTED_S = 240.0
-"""Compaction skips messages younger than a minute, and each replica compacts on its own."""
+"""Timeout of the compaction on all replicas, in seconds. Compaction skips messages younger than a minute, and each
+replica compacts on its own."""
 
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """Return the group, with all replicas in sync."""
+    """Return the broker group after all its replicas are in sync."""
     group = RayReplicas("broker-a", REPLICAS)
     group.settled()
     return group
 
 
 class Load:
-    """A thread that repeats `step(number)` until `end`, and counts the answered calls.
+    """A thread that calls `step(number)` again and again until `end`, and counts the successful calls.
 
-    A step that raises RaymqError has an unknown outcome. `end` raises any other error of a step.
+    A step that raises RaymqError has an unknown outcome. If a step raises another error, `end` raises the error.
     """
 
     def __init__(self, step: Callable[[int], None]) -> None:
@@ -85,18 +86,18 @@ class Load:
 
 
 def await_answers(loads: list[Load]) -> None:
-    """Wait until each load has more answers than a failover leaves in flight."""
+    """Wait until each load has had more successful calls than a failover can leave in flight."""
     for load, wanted in [(load, load.answered + BETWEEN_KILLS) for load in loads]:
         eventually(lambda load=load, wanted=wanted: load.has_answers(wanted), "answers")  # type: ignore[misc]
 
 
 def stored_bodies(mq: raymq.Client, topic: str) -> list[list[bytes]]:
-    """Return the bodies of all messages in each queue of the topic, as read from the beginning."""
+    """Return the bodies of all messages in each queue of the topic, from the first offset on."""
     return eventually(lambda: read_from_the_beginning(mq, topic), f"an answer about {topic}")
 
 
 def read_from_the_beginning(mq: raymq.Client, topic: str) -> list[list[bytes]]:
-    """Return the bodies of each queue; nothing if a server does not answer now."""
+    """Return the bodies of all messages in each queue; an empty list if a server does not answer now."""
     found: list[list[bytes]] = []
     try:
         for entry in mq.admin.describe_topic(topic):
@@ -127,7 +128,8 @@ def assert_light_queues(mq: raymq.Client, topic: str, rooms: str, acknowledged: 
 
 
 def is_compacted(mq: raymq.Client, prices: str, newest: dict[str, tuple[int, int]]) -> bool:
-    """Return whether only the newest price of each article is left. Checks that the newest price always exists."""
+    """Return whether the topic contains only one price of each article. Raises AssertionError if the newest price of an
+    article is missing."""
     shown: dict[str, list[int]] = defaultdict(list)
     for bodies in stored_bodies(mq, prices):
         for article, number in (body.decode().split() for body in bodies):
@@ -143,7 +145,8 @@ def test_requests_light_queues_and_compaction(mq: raymq.Client, replicas: RayRep
     mq.admin.create_topic(rooms, queues=2)
     acknowledged: dict[str, list[bytes]] = defaultdict(list)
     newest: dict[str, tuple[int, int]] = {}
-    """By article: the number of the last acknowledged price, and of the last sent price."""
+    """Prices sent for each article: the number of the last acknowledged price, and the number of the last sent
+    price."""
 
     def upper(message: MessageExt) -> raymq.Reply:
         return raymq.reply(message.body.upper())

@@ -1,4 +1,4 @@
-"""A broker group of three replicas on one machine: processes are killed and stopped, and the queue continues.
+"""A broker group of three replicas on one machine continues to work while its processes are killed and stopped.
 
 RAYMQ_CHAOS_SEED repeats the order of a run's faults.
 """
@@ -36,14 +36,14 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """Return the group, with all replicas in sync."""
+    """Return the broker group after all its replicas are in sync."""
     group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
 
 
 class Faults:
-    """The faults of the processes, one after another, each when all replicas are in sync."""
+    """Faults of the group's processes. They happen one after another, each when all replicas are in sync."""
 
     def __init__(self, replicas: RayReplicas, rng: random.Random) -> None:
         self._replicas, self._rng = replicas, rng
@@ -142,7 +142,8 @@ def test_a_deleted_topic_stays_deleted_after_failovers(mq: raymq.Client, replica
     with mq.producer() as producer:
         for number in range(20):
             producer.send(raymq.Message(topic, b"new %d" % number))
-        for number in range(20, 23):  # every replica leads once, the one where the topic was deleted, too
+        # every replica is the master once, including the replica on which the topic was deleted
+        for number in range(20, 23):
             before = replicas.settled()["master"]
             replicas.lead((before + 1) % REPLICAS)
             replicas.settled()
@@ -189,8 +190,8 @@ def test_the_status_names_the_master_the_replicas_in_sync_and_their_nodes(
     address = ray.get_runtime_context().gcs_address
 
     def told() -> tuple[dict[str, Any], dict[str, Any]] | tuple[()]:
-        """Return the Controller's account and the report, if the Controller has just received every replica's state and
-        lag."""
+        """Return the Controller's status of the group and its report in `raymq status`; empty unless the report has
+        every replica's state and lag."""
         before = replicas.settled()
         [controller] = launch("status", address)["replication"]
         known = [replica for group in controller["groups"] for replica in group["replicas"]]

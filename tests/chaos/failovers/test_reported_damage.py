@@ -1,4 +1,5 @@
-"""Status, doctor and console report a damaged log and a broken disk: the replica, the fault, and the remedy."""
+"""`raymq status`, `raymq doctor` and the console report a damaged log and a broken disk: the replica, the fault, and
+the remedy."""
 
 from __future__ import annotations
 
@@ -59,14 +60,14 @@ def mq(box: Sandbox) -> Iterator[raymq.Client]:
 
 @pytest.fixture(scope="module")
 def console(mq: raymq.Client) -> Iterator[str]:
-    """Yield the origin of a console of the cluster."""
+    """Yield the URL of a running console of the cluster."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == TOKEN))
     with served(app) as origin:
         yield origin
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of raymq, as a user does."""
+    """Run a command of raymq in a separate process, as a user does."""
     address = ray.get_runtime_context().gcs_address
     return subprocess.run(
         [str(Path(sys.executable).with_name("raymq")), *arguments],
@@ -79,15 +80,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def findings(command: str, key: str) -> tuple[int, list[dict[str, Any]]]:
-    """Return the exit code of a command with --json, and the findings about stores under a key of its output."""
+    """Run a command with --json. Returns the exit code, and the findings about stores under `key` in the
+    output."""
     done = run(command, "--json")
     rows = json.loads(done.stdout)[key]
     return done.returncode, [row for row in rows if row["where"] in STORES and row["state"] == "fail"]
 
 
 def assert_shown(finding: dict[str, Any], console: str) -> None:
-    """Check that the tables of both commands and both pages of the console show the replica, the fault and the
-    remedy."""
+    """Check that the tables of both commands and both pages of the console show the finding: the replica, the fault and
+    the remedy."""
     for command in ("status", "doctor"):
 
         def shows(command: str = command) -> bool:
@@ -107,14 +109,14 @@ def get(url: str) -> str:
 
 
 def columns_of(tables: str) -> list[str]:
-    """Return the text of each table column from top to bottom, since cells are broken into lines."""
+    """Return the text of each table column from top to bottom. A cell's text may be wrapped into several lines."""
     lines = [line.split("│")[1:-1] for line in tables.splitlines() if line.startswith("│")]
     width = max(map(len, lines), default=0)
     return [" ".join(line[index].strip() for line in lines if len(line) > index) for index in range(width)]
 
 
 def plain(text: str) -> str:
-    """Return only the letters of a text, without HTML and punctuation."""
+    """Return only the letters and digits of a text, in lower case, without punctuation and escaped quotes."""
     return "".join(letter for letter in text.replace("&#39;", "").replace("&#34;", "").lower() if letter.isalnum())
 
 
@@ -130,7 +132,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
     roots = [box.data / f"{BROKER}-{replica}" for replica in range(REPLICAS)]
     for root in roots:
         flip(root, damaged.physical_offset, "body", file_size=SMALL_LOG_FILE_BYTES)
-    for root in roots:  # recovery reads the log from a snapshot on; a running store writes a snapshot every 10 s
+    # recovery reads the log only from the snapshot on, and a running store writes a snapshot every 10 s
+    for root in roots:
         (root / SNAPSHOT_FILE).unlink(missing_ok=True)
     kill_actors("Storage")
     for root in roots:
@@ -146,7 +149,8 @@ def test_each_replica_with_a_damaged_log_is_named_with_the_damage_and_the_remedy
 
 
 def of_each_replica(code: int, command: str, key: str) -> list[dict[str, Any]]:
-    """Return a command's findings if it exits with `code` and has one finding per store; else an empty list."""
+    """Return a command's findings if the command exits with `code` and has exactly one finding per store; else an empty
+    list."""
     ended, found = findings(command, key)
     return found if ended == code and sorted(row["where"] for row in found) == STORES else []
 
@@ -160,7 +164,7 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
     marker = machine.marker(BROKER, broken, "flush")
     marker.touch()
     try:
-        with mq.producer() as producer:  # its flush fails
+        with mq.producer() as producer:  # the flush of this message fails
             producer.send(raymq.Message("orders", b"last"))
         eventually(lambda: "cannot open" in why_out(BROKER, broken, patient=True), "a store that stays closed")
         [row] = eventually(lambda: closed_store(store, "status", "problems"), "a closed store", PATIENCE_S)
@@ -177,6 +181,6 @@ def test_a_replica_whose_disk_is_broken_is_named_with_its_directory_and_the_reme
 
 
 def closed_store(store: str, command: str, key: str) -> list[dict[str, Any]]:
-    """Return the findings of a command if one of them reports that the store is closed."""
+    """Run a command and return its findings that `store` is not open; empty unless the exit code is 1."""
     ended, found = findings(command, key)
     return [row for row in found if ended == 1 and (row["where"], row["check"]) == (store, "stores open")]

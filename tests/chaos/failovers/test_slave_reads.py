@@ -1,4 +1,5 @@
-"""Slaves serve reads: consumers continue with confirmed messages while no master leads, and return to the master."""
+"""Slaves serve reads: while no master leads, consumers read confirmed messages from slaves, and afterwards from the
+master again."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2, slav
 
 @contextmanager
 def nobody_leads(replicas: RayReplicas) -> Iterator[None]:
-    """Stop the master for the block, and the Controller, which would elect another master."""
+    """Stop the master inside the block, and stop the Controller, which would elect another master."""
     [controller] = actor_processes("Controller")
     stopped = [controller.pid, replicas.pid(replicas.settled()["master"])]
     with standing_still(*stopped):

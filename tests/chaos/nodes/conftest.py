@@ -1,4 +1,4 @@
-"""Three nodes on this machine for the modules that use `machines`, and raymq on the nodes."""
+"""Fixtures that start raymq on three nodes of this machine, for the modules that use `machines`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Read a topic with Spark on each node that stores a part of it: the program of test_read_places.py.
+"""Read a topic with Spark on each node that stores a part of the topic: the program of test_read_places.py.
 
     python tests/chaos/nodes/read_places.py DIRECTORY
 
-The program makes a topic over all broker groups of the raymq of the Ray cluster that RAY_ADDRESS names. It reads the
-topic twice: with read_topic's preferred nodes, and with each part requested on a node that does not store it. Each task
-leaves a file in DIRECTORY/asked or DIRECTORY/elsewhere. The program prints, as JSON, the host of each broker group's
-master, and the rows of each read.
+The program connects to raymq in the Ray cluster that RAY_ADDRESS names, and makes a topic over all broker groups. It
+reads the topic twice: first with read_topic's preferred nodes, and then with each offset range requested on a node that
+does not store the range. Each task leaves a file in DIRECTORY/asked or DIRECTORY/elsewhere. The program prints, as
+JSON, the host of each broker group's master, and the rows of each read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ read_ranges, preferred_hosts = reader.read_ranges, locality.preferred_hosts
 
 
 def note_reads(directory: Path) -> None:
-    """Make each reading task leave a note.
+    """Make each reading task write a JSON note into `directory`.
 
     The note has the task's host, the broker groups of its ranges, the number of rows, and the broker groups whose log
     files its process has mapped.
@@ -59,7 +59,7 @@ def note_reads(directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    os.dup2(2, 1)  # only the last line is the answer
+    os.dup2(2, 1)  # redirect stdout: only the last line is the program's result
     with raymq.connect() as mq:
         mq.admin.create_topic(TOPIC, queues=4)
         with mq.producer() as producer:
@@ -71,7 +71,7 @@ def main(directory: Path) -> None:
             return [[host for host in leaders.values() if host not in own] for own in preferred_hosts(*arguments)]
 
         rows = {}
-        # A task waits for its requested node, however busy this machine is.
+        # With this setting a task waits for its requested node, however busy this machine is.
         with spark_session(
             "places", executors=2, executor_memory="512m", configs={"spark.locality.wait": "60s"}
         ) as spark:

@@ -1,9 +1,9 @@
-"""Run requests on a machine for a test in another network: the helper of test_network_cuts.py.
+"""Carry out requests on a machine for a test that runs in another network: the helper of test_network_cuts.py.
 
     python tests/chaos/nodes/remote_group.py BROKER REPLICAS
 
-The program connects to the raymq of the Ray cluster that RAY_ADDRESS names. Each line of its input is a request with
-its arguments, as JSON. Each line of its output is the answer or the error.
+The program connects to raymq in the Ray cluster that RAY_ADDRESS names. Each line of the program's input is a request
+with its arguments, as JSON. Each line of the output is the result or the error.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.support.replicas.ray_replicas import RayReplicas
 
 def main(broker: str, replicas: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # no other output may look like an answer
+    os.dup2(2, 1)  # redirect stdout: no other output may look like a result
     group = RayReplicas(broker, replicas)
 
     def lead(replica: int) -> None:
-        """Make a replica the master, with all replicas in sync."""
+        """Make a replica the master, and wait until all replicas are in sync."""
         group.settled()
         group.lead(replica)
         group.settled()
@@ -38,7 +38,7 @@ def main(broker: str, replicas: int) -> None:
     with raymq.connect() as mq:
 
         def read(topic: str) -> list[Any]:
-            """Return the producer and sequence of each message, by queue."""
+            """Return the producer and the sequence number of each message, by queue."""
             return [
                 [astuple(queue), [astuple(sent) for sent in sents]] for queue, sents in read_back(mq, topic).items()
             ]

@@ -2,9 +2,9 @@
 
     python tests/chaos/nodes/sender.py TOPIC PRODUCER FILE
 
-The program connects to the raymq of the Ray cluster that RAY_ADDRESS names. FILE gets a line before each message is
-sent, and another line as soon as that message is acknowledged (tests.support.history.history.HistoryFile). Each line is
-in the file before the program continues.
+The program connects to raymq in the Ray cluster that RAY_ADDRESS names. It writes a line to FILE before it sends a
+message, and another line as soon as the message is acknowledged (tests.support.history.history.HistoryFile). Each line
+is in the file before the program continues.
 """
 
 from __future__ import annotations

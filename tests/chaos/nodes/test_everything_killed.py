@@ -1,6 +1,7 @@
-"""All processes of a cluster of three nodes are killed at once, including the head's: all data returns from disk.
+"""All processes of a cluster of three nodes, including the head's, are killed at once: after the restart all data is
+there again, read from disk.
 
-A user's program sends all the time, and is killed with the rest. RAYMQ_SOAK=1 runs three times.
+A user's program sends all the time and is killed together with the cluster. RAYMQ_SOAK=1 runs the test three times.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ SETTINGS = one_group("{replicas: 3, min_in_sync_replicas: 2}")
 
 @contextmanager
 def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
-    """Run a user's program for the block, after it has sent some messages. The program is killed at the end."""
+    """Run a user's sending program inside the block. The block begins after the program has sent some messages. The
+    program is killed at the end."""
     journal.touch()
     environment = {**os.environ, "RAY_ADDRESS": machines.address}
     program = subprocess.Popen([sys.executable, str(SENDER), TOPIC, str(producer), str(journal)], env=environment)
@@ -45,7 +47,7 @@ def sending(machines: Nodes, producer: int, journal: Path) -> Iterator[None]:
 
     try:
         eventually(enough, "sends")
-        yield  # without its cluster the program may end by itself
+        yield  # the program may end by itself after its cluster was killed
     finally:
         program.kill()
         program.wait(30)
@@ -68,7 +70,7 @@ def test_everything_acknowledged_is_there_after_all_processes_were_killed(tmp_pa
 
 
 def check_cluster(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
-    """Wait until all replicas are in sync. Checks that everything acknowledged so far is stored once."""
+    """Wait until all replicas are in sync. Then check that each acknowledged message is stored exactly once."""
     RayReplicas(BROKER, len(NAMES)).settled()
     if not history:
         mq.admin.create_topic(TOPIC, queues=4)
@@ -80,7 +82,7 @@ def check_cluster(mq: raymq.Client, history: dict[Sent, Operation]) -> None:
 
 
 def check_logs(box: Sandbox) -> None:
-    """Check that the replicas' logs are equal, on whichever nodes they are."""
+    """Check that the replicas' logs are equal, whichever nodes they are on."""
     end = RayReplicas(BROKER, len(NAMES)).equal_end()
     stores = [store for name in NAMES for store in (box.data / name).glob(f"{BROKER}-*")]
     assert len(stores) == len(NAMES)

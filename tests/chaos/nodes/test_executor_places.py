@@ -1,6 +1,5 @@
-"""Placement of executors in a Ray cluster of several nodes: beside the storage actors, else wherever resources are
-free.
-"""
+"""Placement of Spark executors in a Ray cluster of several nodes: on the nodes of the storage actors if possible, else
+on nodes with free resources."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ TIMEOUT_S = 30.0
 
 @pytest.fixture
 def storage(mq: raymq.Client) -> str:
-    """Return the node of the only storage actor."""
+    """Return the id of the node on which the only storage actor runs."""
     [node] = storage_nodes()
     return node
 
 
 def homes(group: PlacementGroup) -> list[str]:
-    """Return the node of each bundle."""
+    """Return the node of each bundle of a placement group."""
     return list(placement_group_table(group)["bundles_to_node_id"].values())
 
 

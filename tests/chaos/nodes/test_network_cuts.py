@@ -1,8 +1,8 @@
-"""The network between three machines is cut in the middle, around the master, and in one direction; then it heals.
+"""Partition three machines: split them, isolate the master, or block one direction; then heal the network.
 
-Each machine has a replica of a broker group. On two machines a user's program sends all the time. Every acknowledgement
-holds in the end: two masters never acknowledge at a time. RAYMQ_SOAK=1 cuts in all three ways; otherwise the test cuts
-around the master.
+Each machine has a replica of a broker group. On two machines a user's program sends all the time. No acknowledged
+message is lost, and two masters never acknowledge at the same time. RAYMQ_SOAK=1 tests all three kinds of partitions;
+otherwise the test isolates the master.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ in_soak = pytest.mark.skipif(os.environ.get("RAYMQ_SOAK") != "1", reason="one of
 
 
 class Cluster:
-    """raymq on the machines, a sending program on two of them, and the programs' acknowledgements."""
+    """raymq on three machines, with a sending program on two of them and the histories of the programs' sends."""
 
     def __init__(self, machines: Network, hand: Hand, journals: dict[str, Path]) -> None:
         self.machines, self.hand = machines, hand
         self._journals = journals
 
     def acknowledged(self, name: str) -> int:
-        """Return the number of acknowledged sends of the program on a machine."""
+        """Return the number of acknowledged sends of the program on the machine `name`."""
         return acknowledged_in(self._journals[name])
 
     def more(self, name: str) -> None:
-        """Wait until more sends of the program on a machine are acknowledged."""
+        """Wait until further sends of the program on the machine `name` are acknowledged."""
         enough = self.acknowledged(name) + BETWEEN_FAULTS
         eventually(lambda: self.acknowledged(name) >= enough, f"acknowledgements on {name}", HEAL_S)
 
     def heal(self, *names: str) -> None:
-        """End the cuts, make these machines join again, and wait until service resumes."""
+        """Heal the network, make the machines `names` join Ray again, and wait until sends on the head succeed."""
         self.machines.heal()
         for name in names:
             self.machines.join(name)
@@ -69,19 +69,20 @@ class Cluster:
         self.more(HEAD)
 
     def assert_standstill(self, *names: str) -> None:
-        """Check that nothing is acknowledged on these machines from a lease after the cut on."""
+        """Check that sends on these machines are no longer acknowledged, beginning one master lease after the
+        cut."""
         time.sleep(MASTER_LEASE_S + STANDSTILL_S)
         before = [self.acknowledged(name) for name in names]
         time.sleep(STANDSTILL_S)
         assert [self.acknowledged(name) for name in names] == before
 
     def replica_on(self, name: str) -> int:
-        """Return the replica whose directory a machine has."""
+        """Return the number of the replica whose directory is on the machine `name`."""
         [store] = (self.machines.root(name) / ".raymq/store").glob(f"{BROKER}-*")
         return int(store.name.rpartition("-")[2])
 
     def check(self) -> None:
-        """Check that the logs have everything acknowledged, and that the replicas' logs are equal."""
+        """Check that every acknowledged message is stored once, and that the replicas' logs are equal."""
         history: dict[Sent, Operation] = {}
         for journal in self._journals.values():
             history |= read_history_file(journal)
@@ -98,7 +99,8 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
-    """Start the cluster: the replica on `left` leads, and programs on `left` and on the head send until the check."""
+    """Start the cluster, with the replica on the machine `left` as master. Programs on `left` and on the head send
+    until the end of the test."""
     with network(directory, NAMES) as machines, ExitStack() as stack:
         machines.start_ray()
         (machines.root(HEAD) / "raymq.yaml").write_text(SETTINGS)

@@ -1,7 +1,7 @@
-"""Stores run only on nodes with a label, as in Kubernetes, where other nodes have no volume.
+"""Stores run only on nodes with a label, as in Kubernetes, where nodes without the label have no volume.
 
-No replica moves to another node, neither at the start nor when a node is lost. A new node with the label gets the
-replica.
+No replica moves to a node without the label, neither at the start nor when a node is lost. A new node with the label
+gets the replica.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A real `ray up cluster.yaml`, on a head and a worker that each run an sshd (tests/support/clusters/machines.py).
+"""Run a real `ray up cluster.yaml`, on a head and a worker machine that each run an sshd
+(tests/support/clusters/machines.py).
 
-The test uses the released cluster.yaml with three changes: its placeholders are filled in, its settings fit three
+The test uses the released cluster.yaml with three changes: the placeholders are filled in, the settings fit three
 machines, and this interpreter's environment replaces the commands that install packages.
 """
 
@@ -25,7 +26,7 @@ COUNT = 500
 
 
 def filled_in(key: Path) -> dict[str, Any]:
-    """Return the released cluster.yaml for the two machines."""
+    """Return the released cluster.yaml, changed for the two machines."""
     text = (REPOSITORY / "cluster.yaml").read_text()
     for shipped, here in {
         "--wait-nodes 3": "--wait-nodes 2 --wait-s 120",
@@ -46,7 +47,7 @@ def filled_in(key: Path) -> dict[str, Any]:
 
 
 class RayCommand:
-    """The command `ray` on the operator's machine."""
+    """Runs the command `ray` on the operator's machine."""
 
     def __init__(self, machines: World, config: Path) -> None:
         self._machines, self._config = machines, config
@@ -54,7 +55,7 @@ class RayCommand:
         machines.run("ray", "get-auth-token", "--generate", timeout_s=UP_S)
 
     def up(self) -> None:
-        """Run `ray up`, which returns when raymq runs."""
+        """Run `ray up`, and check that raymq runs when the command returns."""
         print(self._machines.run("ray", "up", "--yes", str(self._config), timeout_s=UP_S))
 
     def down(self) -> None:
@@ -62,7 +63,7 @@ class RayCommand:
         print(self._machines.run("ray", "down", "--yes", str(self._config), timeout_s=UP_S))
 
     def on_head(self, command: str) -> str:
-        """Return the standard output of a command on the head."""
+        """Run a command on the head and return its standard output."""
         answer = self._machines.root("head") / "answer.json"
         shell = f"{{ {command}; }} > ~/{answer.name}"
         print(self._machines.run("ray", "exec", str(self._config), shell, timeout_s=UP_S))
@@ -70,19 +71,19 @@ class RayCommand:
 
 
 def stores(machines: World, name: str) -> set[str]:
-    """Return the stores on a machine's disk."""
+    """Return the names of the store directories on a machine's disk."""
     return {path.parent.name for path in (machines.root(name) / ".raymq/store").glob("*/commitlog")}
 
 
 def raylets() -> list[psutil.Process]:
-    """Return Ray's node processes on all machines."""
+    """Return the raylet processes of all machines."""
     return [process for process in descendants() if Path(title(process)).name == "raylet"]
 
 
 @pytest.mark.skipif(bool(IMPOSSIBLE), reason=IMPOSSIBLE)
 @pytest.mark.timeout(900)
 def test_what_was_sent_before_ray_down_is_consumed_after_ray_up(tmp_path: Path) -> None:
-    """Each node also has the token, Java and its own stores, which stay on the node."""
+    """Also checks that each node has the token and Java, and that each node keeps its own stores."""
     with world(tmp_path) as machines:
         machines.start("head", HEAD)
         machines.start("worker", WORKER)

@@ -1,7 +1,7 @@
 """A broker group of three replicas on three nodes, which are killed, restarted, replaced and drained.
 
-Each node is a raylet on this machine with a data directory of its own (tests.support.clusters.nodes). Everything
-acknowledged is read back once, and the replicas' logs have equal checksums.
+Each node is a raylet on this machine with a data directory of its own (tests.support.clusters.nodes). Every
+acknowledged message is read back exactly once, and the replicas' logs have equal checksums.
 
 RAYMQ_SOAK=1 also kills the master's process 20 times and its node 5 times, and stops the master 5 times for 10 to 30 s.
 RAYMQ_CHAOS_SEED repeats the order of these faults.
@@ -50,7 +50,7 @@ def replicas(mq: raymq.Client, machines: Nodes) -> PlacedGroup:
 
 @contextmanager
 def load(mq: raymq.Client, topic: str) -> Iterator[History]:
-    """Run producers that send all the time. Checks at the end that every acknowledgement holds."""
+    """Run producers that send all the time. Checks at the end that each acknowledged message is stored once."""
     history = History()
     senders = Senders(mq, topic, producers=2, count=10**6, history=history, pause_s=0.005)
     senders.start()
@@ -66,7 +66,7 @@ def load(mq: raymq.Client, topic: str) -> Iterator[History]:
 
 
 def more(history: History) -> None:
-    """Wait until more sends have ended."""
+    """Wait until the history has more sends, whatever their outcome."""
     enough = len(history) + BETWEEN_FAULTS
     eventually(lambda: len(history) >= enough, "sends that end")
 
@@ -93,11 +93,12 @@ def test_the_doctor_checks_every_node_and_the_connections_between_nodes(
         states.setdefault(one.check, []).append(one.state)
     for name in ("nodes answer", "same token", "clocks", "lanes", "metrics ports"):
         assert states[name] == [State.OK] * 3, [one for one in findings if one.check == name]
-    assert states["versions"] == [State.OK] * 4  # includes this machine
-    assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}  # of a broker and of the stores
+    assert states["versions"] == [State.OK] * 4  # three nodes, and the machine of this program
+    # lanes (socket connections) to one broker and to three stores
+    assert {one.seen for one in findings if one.check == "lanes"} == {"4 lanes open"}
     for name in ("servers answer", "masters", "copies", "a replica to spare", "in sync", "health checks"):
         assert states[name] == [State.OK], [one for one in findings if one.check == name]
-    # The three nodes are one machine, and have one NameServer.
+    # The three nodes are on one machine, and the cluster has one NameServer.
     assert (states["replicas apart"], states["NameServers"]) == ([State.WARN], [State.WARN])
 
 
@@ -124,7 +125,7 @@ def test_nothing_is_lost_while_masters_and_their_nodes_are_killed_and_stopped(
     rng = random.Random(seed)
 
     def kill_node() -> None:
-        name = rng.choice(["left", "right"])  # without the head no cluster exists: test_everything_killed.py
+        name = rng.choice(["left", "right"])  # killing the head kills the cluster: test_everything_killed.py
         replicas.lead_from(name)
         before = replicas.account()["epoch"]
         machines.kill(name)
@@ -155,7 +156,7 @@ def test_a_node_that_stays_away_is_replaced_and_one_that_is_drained_keeps_nothin
         machines.add("spare")
         replicas.wait_for_homes({"head", "left", "spare"})
         more(history)
-        machines.add("right")  # with its old data, which is outdated by now
+        machines.add("right")  # the node returns with its old data, which is outdated by now
         more(history)
         assert set(replicas.homes().values()) == {"head", "left", "spare"}
         replicas.lead_from("spare")

@@ -1,4 +1,5 @@
-"""A second fault begins while the first lasts: routes that were lost during both return with the last repair."""
+"""A second fault begins during the first: routes that were lost during both faults return after the last
+repair."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_a_pull_actor_that_is_restarted_while_no_nameserver_answers_reads_when_o
 
 
 def begun(subscription: PushSubscription) -> bool:
-    """Return whether the Pull actor reads all its queues now."""
+    """Return whether the Pull actor reads all four queues of the topic now."""
     try:
         [status] = subscription.status()
     except raymq.RaymqError:
@@ -56,14 +57,15 @@ def begun(subscription: PushSubscription) -> bool:
 
 
 def nameservers_know_by_themselves() -> bool:
-    """Return whether the NameServers have run for longer than they wait for brokers that have not registered."""
+    """Return whether every NameServer has run for longer than it waits for brokers that have not registered."""
     ages_s = [time.time() - process.create_time() for process in actor_processes("NameServer")]
     return bool(ages_s) and min(ages_s) > WARM_UP_S + 2
 
 
 @pytest.mark.timeout(300)
 def test_clients_wait_for_the_topics_of_a_broker_that_cannot_register(mq: raymq.Client) -> None:
-    """Its store stands still, while the broker and the NameServer restart. New clients have no routes."""
+    """The broker cannot register because its store is stopped while the broker and the NameServer restart. New clients
+    have no routes of the broker's topics."""
     mq.admin.create_topic("keyed", queues=4)
     ray.get(ray.get_actor("broker-b", namespace=NAMESPACE).create_topic.remote("there-only", 1, 1))
     with mq.producer() as producer:

@@ -1,8 +1,8 @@
-"""Processes of push consumers, Pull and Listener, are killed repeatedly under load.
+"""The processes of push consumers (Pull and Listener actors) are killed repeatedly under load.
 
-Every acknowledged message reaches a listener. An orderly listener gets each queue message by message. Only a kill makes
-it repeat messages, one full task at most. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) sets the number of
-kills. RAYMQ_CHAOS_SEED repeats a run's faults.
+Every acknowledged message reaches a listener. An orderly listener gets the messages of each queue one by one. Only a
+kill makes messages repeat, at most one full task. RAYMQ_CHAOS_CONSUMER_KILLS (default 5, 50 with RAYMQ_SOAK) sets the
+number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LINE_BYTES = len("broker-a 000 000000000 00:0000000\n")
 
 @dataclass(frozen=True, slots=True)
 class ListenerCall:
-    """One call of the listener, in the order in which calls began."""
+    """One call of the listener: the queue, queue offset and identity of the message. A list of calls has the order in
+    which calls began."""
 
     queue: str
     offset: int
@@ -46,7 +47,7 @@ class ListenerCall:
 
 
 class Listen:
-    """Notes each message, in lines of equal length, and works a little."""
+    """A listener that writes a line of fixed length per message to a file, and then sleeps for a short time."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes
@@ -67,7 +68,8 @@ def calls_in(notes: ListenerNotes) -> list[ListenerCall]:
 
 
 def steps_back(heard: Sequence[ListenerCall]) -> list[int]:
-    """Return the size of each step back in a queue. Raises AssertionError if a queue jumps ahead, out of order."""
+    """Return, for each repetition in a queue, the number of offsets that the listener went back. Raises AssertionError
+    if a queue skips offsets."""
     place: dict[str, int] = {}
     steps = []
     for call in heard:
@@ -128,5 +130,6 @@ def test_consumers_killed_under_load_lose_nothing_and_repeat_little(
         assert max(steps, default=0) <= TASK_MAX
         assert len(steps) <= KILLS * len(queues)
     else:
-        # Messages at the listener, and finished messages without a commit, may be delivered again.
+        # Two kinds of messages may be delivered again: those the listener has, and finished messages that are not yet
+        # committed.
         assert len(heard) - len(acknowledged) <= KILLS * len(queues) * 2 * (SPAN_MAX + TASK_MAX)

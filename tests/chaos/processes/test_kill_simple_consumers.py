@@ -1,8 +1,8 @@
 """Processes of simple consumers, brokers and storage actors are killed repeatedly while messages are received.
 
-Every message is acknowledged in the end and none is lost. Attempts are counted correctly. No attempt is delivered
-twice, none while the previous attempt is invisible, and none after a valid acknowledgement. RAYMQ_CHAOS_KILLS (default
-6, 40 by `make soak`) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
+In the end every message is acknowledged and none is lost. Attempts are counted correctly. No attempt is delivered
+twice, no attempt begins while the previous attempt is invisible, and no attempt follows a valid acknowledgement.
+RAYMQ_CHAOS_KILLS (default 6, 40 by `make soak`) sets the number of kills. RAYMQ_CHAOS_SEED repeats a run's faults.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ INVISIBLE_S = 2.0
 
 
 def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> list[Any]:
-    """Start actors that receive as soon as they are created, and again after Ray has restarted them."""
-    path = str(notes.path)  # not `notes` itself: Ray's workers cannot import the tests
+    """Start consumer actors. An actor receives messages as soon as it is created, and again after Ray has restarted the
+    actor."""
+    path = str(notes.path)  # pass the path, not `notes` itself: Ray's workers cannot import the tests
 
     class Taker:
-        """Notes its messages, and acknowledges most of them."""
+        """A consumer that writes each received message to a file, and acknowledges most messages."""
 
         def __init__(self, number: int) -> None:
             import threading
@@ -76,7 +77,7 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
                 times = f"{message._receipt.pop_ms} {message.invisible_until_ms}"
                 self._note(f"G {message.body.decode()} {message.attempt} {times}")
             if not messages or self._random.random() < 0.05:
-                return  # as if the consumer had died
+                return  # leave the message unacknowledged, as if the consumer had died
             if self._random.random() < 0.05:
                 for message in messages:
                     self._note(f"C {message.body.decode()} {message.attempt} 0 0")
@@ -94,7 +95,8 @@ def start_consumers(topic: str, group: str, notes: ListenerNotes, seed: int) -> 
 
 @dataclass
 class Deliveries:
-    """A consumer's notes about one message, by attempt: the begin and end of its invisibility."""
+    """The deliveries of one message, as consumers noted them: each attempt with the begin and the end of its invisible
+    time."""
 
     given: list[tuple[int, int, int]] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)

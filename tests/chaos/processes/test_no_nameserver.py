@@ -1,4 +1,5 @@
-"""A cluster whose NameServers are gone for good: clients and brokers continue with their known routes."""
+"""A cluster whose NameServers have ended for good: clients and brokers continue with the routes that they have
+cached."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Overlapping faults on three replicas: processes are killed while others recover, and some are stopped.
+"""Overlapping faults on three replicas: processes are killed while other processes recover, and some processes are
+stopped.
 
-Nothing acknowledged is lost or stored twice, order is kept, and a message that a consumer has seen never changes.
+No acknowledged message is lost or stored twice, order is kept, and a message that a consumer has read never changes.
 Groups and committed offsets survive, and service resumes after the last fault. RAYMQ_CHAOS_SECONDS (default 25, 300
-with RAYMQ_SOAK=1) sets the length of the storm. RAYMQ_CHAOS_SEED repeats its choices.
+with RAYMQ_SOAK=1) sets the duration of the faults. RAYMQ_CHAOS_SEED repeats the random choices of a run.
 """
 
 from __future__ import annotations
@@ -36,20 +37,22 @@ REPLICAS = 3
 QUEUES = 4
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 RESUME_S = 120.0
-"""A generous timeout: on a busy machine every killed process takes long to start."""
+"""Seconds within which service must resume. The timeout is generous, because on a busy machine every killed process
+starts slowly."""
 
 KILLS = {"Storage": 6, "Broker": 2, "Controller": 1, "Replicator": 2, "Rebalance": 1, "Pull": 1, "Listener": 1}
 STOPS = {"Storage": 6, "Broker": 1, "Controller": 1, "Replicator": 1, "Rebalance": 1, "Pull": 1, "NameServer": 1}
 LEFT_OUT = {
     "kill NameServer": "with the broker restarted while its store stands still, a used topic is said not to exist",
 }
-"""Faults that the storm does not contain yet, each with the reason. Move a mended fault to KILLS or STOPS."""
+"""Faults that the test does not inject yet, each with the reason. After the cause is repaired, move the fault to KILLS
+or STOPS."""
 
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
 
 
 class TimedHistory(History):
-    """A history that measures for how long nothing was acknowledged."""
+    """A history that measures the longest time without an acknowledgement."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class TimedHistory(History):
 
 
 class Listen:
-    """Notes each message's queue, offset and body."""
+    """A listener that writes each message's queue, offset and body to a file."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self._notes = notes
@@ -83,7 +86,7 @@ def heard_in(notes: ListenerNotes) -> list[tuple[int, int, Sent]]:
 
 @pytest.fixture
 def replicas(mq: raymq.Client) -> RayReplicas:
-    """Return the group, with all replicas in sync."""
+    """Return the broker group after all its replicas are in sync."""
     group = RayReplicas(BROKER, REPLICAS)
     group.settled()
     return group
@@ -141,7 +144,8 @@ def test_a_storm_of_overlapping_faults_loses_doubles_reorders_and_forgets_nothin
 
 
 def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher, notes: ListenerNotes) -> None:
-    """Wait until a new message was acknowledged, answered, pulled and delivered."""
+    """Wait until service has resumed: a new message is acknowledged, a pull consumer and a listener receive a new
+    message, and the broker answers."""
 
     def done() -> tuple[int, ...]:
         return history.acknowledged, users.progress, sum(puller.seen.values()), notes.path.stat().st_size
@@ -156,7 +160,8 @@ def everything_goes_on(history: TimedHistory, users: StateUsers, puller: Watcher
 
 
 def assert_in_order(heard: list[tuple[int, int, Sent]], stored: set[tuple[int, int, Sent]]) -> None:
-    """Check that each queue was delivered in order, with repeats at most, and only with stored messages."""
+    """Check that each queue was delivered in order, possibly with repetitions, and that every delivered message is
+    stored."""
     following: dict[int, int] = {}
     for queue_id, offset, _ in heard:
         assert offset <= following.get(queue_id, 0), f"queue {queue_id} jumps to {offset}"
@@ -181,6 +186,6 @@ def test_the_broker_forgets_no_answer_over_repeated_kills_of_its_master(
     users.check()
     kill_actors("Broker")
     users.check()
-    for replica in range(REPLICAS):  # each replica has everything
+    for replica in range(REPLICAS):  # check every replica's content by making it the master
         replicas.lead(replica)
         users.check()

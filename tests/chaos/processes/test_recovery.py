@@ -1,4 +1,5 @@
-"""Each kind of process is killed with SIGKILL and restarts by itself. Nothing acknowledged or committed is lost."""
+"""Each kind of process is killed with SIGKILL and restarts by itself. No acknowledged message and no committed offset
+is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ STEP = 100
 
 @dataclass(slots=True)
 class Scene:
-    """A producer, a push consumer and a pull consumer that continue over every kill."""
+    """A producer, a push consumer and a pull consumer that continue while a test kills servers."""
 
     mq: raymq.Client
     producer: raymq.Producer
@@ -38,7 +39,7 @@ class Scene:
     read: Counter[int] = field(default_factory=Counter)
 
     def send(self) -> None:
-        """Send some more messages and wait until all are acknowledged."""
+        """Send some more messages and wait until every message is acknowledged."""
         futures = [
             self.producer.send_async(raymq.Message(TOPIC, b"%d" % number), sharding_key=str(number))
             for number in range(self.sent, self.sent + STEP)
@@ -47,19 +48,19 @@ class Scene:
         assert all(future.result(60).status is raymq.SendStatus.SEND_OK for future in futures)
 
     def committed(self) -> bool:
-        """Return whether both groups have committed everything, so that no message would be delivered again."""
+        """Return whether both groups have committed all messages, so that no message would be delivered again."""
         self.reader.commit()
         return all(
             sum(entry.lag for entry in self.mq.admin.describe_group(group)) == 0 for group in ("listeners", "readers")
         )
 
     def consumed(self) -> bool:
-        """Return whether both consumers have received everything."""
+        """Return whether both consumers have received all sent messages."""
         self.read.update(int(message.body) for message in self.reader.poll(timeout_s=0.05))
         return len(self.read) == len(set(self.notes.numbers())) == self.sent
 
     def facts(self) -> tuple[object, ...]:
-        """Return the facts that a kill must not change: topics with their messages, groups, a group's committed
+        """Return the state that a kill must not change: topics with their messages, groups, and a group's committed
         offsets."""
         admin = self.mq.admin
         return (
@@ -69,7 +70,7 @@ class Scene:
         )
 
     def answers(self, before: tuple[object, ...]) -> bool:
-        """Return whether the facts are as before. Servers that are restarting count as not."""
+        """Return whether the servers report the same state as `before`. Returns False while a server restarts."""
         try:
             return self.facts() == before
         except raymq.RaymqError:
@@ -100,7 +101,7 @@ def scene(mq: raymq.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.parametrize("actor", ["NameServer", "Broker", "Storage", "Rebalance", "Pull", "Listener"])
 def test_a_killed_process_restarts_and_service_resumes(scene: Scene, actor: str) -> None:
-    """All processes of one kind are killed at once. Only a consumer's own death may repeat messages."""
+    """All processes of one kind are killed at once. Only the death of a consumer's process may repeat messages."""
     eventually(scene.committed, "everything committed")
     before = scene.facts()
     killed = actor_processes(actor)
@@ -139,7 +140,8 @@ sys.stdin.readline()
 
 
 def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_path: Path) -> None:
-    """The program's listeners end with it, and so do its instances at the Pull actor."""
+    """The program's Listener actors end with the program, and the Pull actor drops the program's consumer
+    instances."""
     address = ray.get_runtime_context().gcs_address
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, address],
@@ -150,7 +152,7 @@ def test_a_program_that_is_killed_leaves_no_consumer_behind(scene: Scene, tmp_pa
     )
     with program:
         assert program.stdout is not None
-        output = iter(program.stdout.readline, b"")  # Ray's own messages may be in between
+        output = iter(program.stdout.readline, b"")  # Ray may print messages of its own between the program's lines
         started = next((line for line in output if line == b"started\n"), b"")
         names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
         program.kill()

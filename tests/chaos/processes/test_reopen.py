@@ -1,4 +1,5 @@
-"""A store survives its cluster: the program is killed while it produces, and then the store is reopened twice."""
+"""A store survives its cluster: a program is killed while it produces, and afterwards the store is opened
+twice."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ with raymq.connect(embedded=True) as mq:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The contents of the store as seen by one opening."""
+    """The contents of the store after one opening."""
 
     bodies: dict[MessageQueue, list[int]]
     topics: list[str]
@@ -60,7 +61,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """`acknowledged`: number to place, as printed by the killed program. `opened`: the later openings."""
+    """The results of the killed program and of the later openings of its store.
+
+    `acknowledged`: queue and offset of each acknowledged message, by number, as the killed program printed them.
+    `opened`: the later openings.
+    """
 
     acknowledged: dict[int, tuple[MessageQueue, int]]
     opened: list[Opened]
@@ -75,12 +80,13 @@ def acknowledged_of(lines: list[str]) -> dict[int, tuple[MessageQueue, int]]:
 
 
 def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]:
-    """Run the program and kill it while it produces. Returns the whole lines that it printed, and its child
+    """Run the program and kill it while it produces. Returns the complete lines that the program printed, and its child
     processes."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=box.work,
-        env={**user_environment(), "TMPDIR": str(box.root)},  # a killed program leaves Ray's temporary files
+        # a killed program leaves Ray's temporary files, so keep them in the sandbox
+        env={**user_environment(), "TMPDIR": str(box.root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,8 +96,7 @@ def produce_until_killed(box: Sandbox) -> tuple[list[str], list[psutil.Process]]
         lines = [line for _, line in zip(range(ACKNOWLEDGED_AT_LEAST), program.stdout, strict=False)]
         processes = without_rays_agents(descendants(program.pid))
         program.kill()
-        # Not `communicate`: it reads the pipe after the bytes that this file object has buffered, from the middle of a
-        # line.
+        # `communicate` would lose the bytes that this file object has buffered, and begin in the middle of a line.
         lines += [line for line in program.stdout if line.endswith("\n")]
         assert program.stderr is not None
         errors = program.stderr.read()
@@ -108,7 +113,7 @@ def read_store(mq: raymq.Client) -> Opened:
 @pytest.fixture(scope="module")
 def lives(box: Sandbox) -> Lives:
     lines, processes = produce_until_killed(box)
-    assert_gone(processes)  # the processes own the stores until they end
+    assert_gone(processes)  # the store stays locked until these processes end
     opened = []
     with embedded(box) as mq:
         with mq.pull_consumer("half-way", consume_from=FIRST, auto_commit=False) as consumer:

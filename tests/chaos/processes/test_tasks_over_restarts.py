@@ -1,4 +1,5 @@
-"""Tasks of Ray Serve while raymq's servers are killed: each task ends in SUCCESS, and workers resume by themselves."""
+"""Tasks of Ray Serve run while raymq's servers are killed: each task ends in the state SUCCESS, and the workers resume
+by themselves."""
 
 from __future__ import annotations
 

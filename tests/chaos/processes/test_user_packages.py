@@ -1,9 +1,9 @@
-"""raymq in a user's own directory, with packages there that have the names of raymq's own packages.
+"""raymq runs in a user's directory that has packages with the same names as raymq's own packages.
 
-The directory has `storage/`, which lacks everything that raymq's has, and `actors/` and `placement.py`, which fail when
-they are imported. It has `my_listeners.py`, whose listener uses the user's `storage`. The servers must import raymq's
-packages, also after a restart, and the listener must import the user's. PYTHONPATH, which the servers inherit, has a
-directory with three more packages of these names.
+The directory has `storage/`, which lacks everything that raymq's `storage` has, and `actors/` and `placement.py`, which
+fail when they are imported. It also has `my_listeners.py`, whose listener uses the user's `storage`. The servers must
+import raymq's packages, also after a restart, and the listener must import the user's packages. The servers inherit
+PYTHONPATH, which names a directory with three more packages of these names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""raymq as its users install it: from its wheel, into an environment that other programs use as well.
+"""raymq as users install it: from its wheel, into an environment that other programs use as well.
 
 Packages with the names of raymq's `storage`, `actors` and `placement` are in three places. A second distribution has
-`storage` and `actors` at the top of site-packages. A library on PYTHONPATH and the user's own directory have `storage`
-and `placement`. The packages in the first two places cannot be imported; a listener uses the user's packages. The
-environment has this interpreter's dependencies, but not the raymq under development.
+`storage` and `actors` at the top of site-packages. A library on PYTHONPATH has `storage` and `placement`, and so does
+the user's own directory. The packages in the first two places cannot be imported; a listener uses the user's packages.
+The environment has this interpreter's dependencies, but not the raymq under development.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ USERS = {
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A virtual environment with raymq's wheel, and a user's directory."""
+    """A virtual environment in which raymq's wheel is installed, with the directory of its user."""
 
     root: Path
     user: Path
     library: Path
 
     def run(self, program: str, *arguments: str, lines: str = "") -> str:
-        """Return the output of one of the environment's programs, run in the user's directory with input `lines`. It
-        must not fail."""
+        """Run one of the environment's programs in the user's directory, with the input `lines`, and return its output.
+        Raises AssertionError if the program fails."""
         done = subprocess.run(
             [str(self.root / "bin" / program), *arguments],
             cwd=self.user,
@@ -89,11 +89,11 @@ class Installed:
         return done.stdout
 
     def raymq(self, *arguments: str) -> Any:
-        """Return the answer of a raymq command."""
+        """Run a raymq command with --json and return its output, decoded."""
         return json.loads(self.run("raymq", *arguments, "--json"))
 
     def pip(self, *arguments: str) -> None:
-        """Run the environment's own pip, without a package index."""
+        """Run pip of the virtual environment. The calls use no package index."""
         self.run("python", "-I", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
 
     @property
@@ -103,8 +103,8 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox whose Ray listens on loopback only."""
-    tmp_path_factory.getbasetemp()  # before TMPDIR points into the sandbox
+    """A sandbox in which Ray listens only on loopback."""
+    tmp_path_factory.getbasetemp()  # makes pytest choose its directory before TMPDIR points into the sandbox
     with pytest.MonkeyPatch.context() as patch, sandbox(SETTINGS) as made:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield made
@@ -112,7 +112,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Install raymq's wheel into an environment, then the other distribution and the user's files."""
+    """Install raymq's wheel into a virtual environment, and add the second distribution and the user's files."""
     built = tmp_path_factory.mktemp("built")
     made = Installed(box.root / "venv", box.work, built / "library")
     for package in ("storage", "placement"):
@@ -127,8 +127,8 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
     )
     for file in (wheel, other):
         made.pip("install", "--no-index", "--no-deps", str(file))
-    # Last, or pip would replace the raymq that is installed there. Python ignores lines in .pth files of that
-    # directory, such as an editable raymq's.
+    # Write this file last, or pip would replace the raymq of the development environment. Python ignores .pth files in
+    # the directory that the file names, such as the .pth file of an editable raymq.
     (made.site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name, text in USERS.items():
         (made.user / name).parent.mkdir(exist_ok=True)
@@ -138,7 +138,8 @@ def installed(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Install
 
 @contextmanager
 def running(installed: Installed, box: Sandbox) -> Iterator[list[str]]:
-    """Run raymq in its own Ray, with `raymq up`. Yields the names of its actors. At the end no process may be left."""
+    """Run raymq in its own Ray cluster with `raymq up`. Yields the names of its actors. Checks at the end that no
+    process is left."""
     actors = installed.raymq("up")["actors"]
     head = psutil.Process(json.loads((box.home / ".raymq/run/ray-head.json").read_text())["pid"])
     family = [head, *head.children(recursive=True)]
@@ -189,6 +190,6 @@ def consumed(installed: Installed, group: str) -> set[str]:
 
 
 def listener_lines(installed: Installed, group: str, journal: Path) -> set[str]:
-    """Return the lines that the listener of a user's program writes with the user's own packages."""
+    """Return the lines that a listener in a user's program writes. The listener uses the user's own packages."""
     installed.run("python", "program.py", group, str(journal), str(COUNT))
     return set(journal.read_text().splitlines())

@@ -1,7 +1,7 @@
 """Reads and writes of Ray Data under faults: retention deletes files, and workers and the storage master are killed.
 
 Each task of an execution is killed once. RAYMQ_CHAOS_DATA_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of tasks.
-RAYMQ_CHAOS_SEED repeats the moments at which writing tasks are killed.
+RAYMQ_CHAOS_SEED repeats the moments at which the test kills writing tasks.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ BATCH_ROWS = 250
 OLD_FILES = 4
 WAIT_S = 100.0
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+# pickle this module by value: Ray's workers cannot import tests
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [
-    # all of Ray Data's own
+    # All these warnings come from Ray Data.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -56,7 +57,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks() -> Iterator[None]:
-    """Make tasks return small blocks, so that they return blocks before they are killed, and repeat those blocks."""
+    """Make tasks return small blocks. A task then returns some blocks before it is killed, and its next attempt repeats
+    these blocks."""
     context = DataContext.get_current()
     before = context.target_max_block_size, context.enable_progress_bars
     context.target_max_block_size, context.enable_progress_bars = 64 << 10, False
@@ -65,9 +67,9 @@ def _small_blocks() -> Iterator[None]:
 
 
 def fill(mq: raymq.Client, topic: str) -> str:
-    """Make a topic with ROWS messages, whose bodies are their numbers and padding.
+    """Create a topic with ROWS messages. A body is a number followed by padding. Returns the topic's name.
 
-    Each of several log files has messages of all queues.
+    The messages fill several log files, and each file has messages of all queues.
     """
     mq.admin.create_topic(topic, queues=4)
     with mq.producer() as producer:
@@ -94,7 +96,8 @@ Read = Callable[[], Iterable[pa.Table]]
 
 
 class FaultyTasks(TopicDatasource):
-    """A datasource whose read task n reads with `faulty(n, read)`, where `read` is the normal read function."""
+    """A datasource with faulty read tasks: task n reads with `faulty(n, read)`, and `read` is the normal read
+    function."""
 
     def __init__(self, topic: str, faulty: Callable[[int, Read], Read], *, fail_on_data_loss: bool = True) -> None:
         super().__init__(topic, columns=["value"], fail_on_data_loss=fail_on_data_loss)
@@ -115,7 +118,8 @@ def wait_for(path: Path) -> None:
 
 
 def dying(read: Read, mark: Path, after: int) -> Read:
-    """Return `read` with a kill of the process after `after` blocks, or at the end, unless `mark` exists."""
+    """Return a read function that kills its process after `after` blocks, or at the end. If the file `mark` exists, it
+    reads like `read`."""
 
     def read_and_die() -> Iterator[pa.Table]:
         def die() -> None:
@@ -133,29 +137,31 @@ def dying(read: Read, mark: Path, after: int) -> Read:
 
 
 def delete_oldest_files(mq: raymq.Client, box: Sandbox, topic: str) -> None:
-    """Make retention delete the first files of the log. Returns when messages of each queue of the topic are gone."""
+    """Make retention delete the first files of the log. Returns after each queue of the topic has lost
+    messages."""
     for log in box.data.glob("*/commitlog"):
         for path in sorted(log.iterdir())[:OLD_FILES]:
             os.utime(path, (time.time() - 100 * 3600,) * 2)
 
     def gone() -> bool:
-        mq.admin.clean_store(BROKER)  # repeated, as retention keeps the broker's state until two snapshots have it
+        # repeat the call: retention keeps files with the broker's state until two snapshots contain the state
+        mq.admin.clean_store(BROKER)
         return all(one.min_offset for one in mq.admin.describe_topic(topic))
 
     eventually(gone, "messages of each queue that are gone")
 
 
 class PausedRead:
-    """A read that pauses after the first block of task 0, and before the first block of every other task.
+    """A read of a topic that pauses after the first block of task 0, and before the first block of every other task.
 
-    `marks`: an empty directory.
+    `marks`: a new directory for the files that signal the pause.
     """
 
     def __init__(self, topic: str, marks: Path, *, fail_on_data_loss: bool) -> None:
         marks.mkdir()
         self._begun, self._go_on = marks / "begun", marks / "go on"
         source = FaultyTasks(topic, self._pausing, fail_on_data_loss=fail_on_data_loss)
-        # all tasks run at the same time
+        # these options let all tasks run at the same time
         self._dataset = ray.data.read_datasource(source, override_num_blocks=2, num_cpus=0.1)
 
     def _pausing(self, number: int, read: Read) -> Read:
@@ -172,19 +178,20 @@ class PausedRead:
         return read_and_pause
 
     def rows(self) -> Counter[int]:
-        """Return the numbers of the rows that the read returns."""
+        """Read the topic, and count the numbers in the rows."""
         return numbers([row["value"] for row in self._dataset.take_all()])
 
     def pause(self) -> None:
-        """Wait until the read pauses."""
+        """Wait until the read has returned its first block and pauses."""
         eventually(self._begun.exists, "the first block")
 
     def go_on(self) -> None:
-        """End the pause."""
+        """Let the paused read continue."""
         self._go_on.touch()
 
 
-# This test runs first, as it deletes the oldest files. A reader may still read the files of a former master.
+# The next test must run first, because it deletes the oldest files: after a failover a reader may still read the files
+# of the former master.
 
 
 def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_the_gap(
@@ -213,11 +220,11 @@ def test_a_read_of_messages_that_are_deleted_during_the_read_fails_or_reports_th
     missing = (once_each() - found).total()
     eventually(lambda: said_to_be_left_out(box, topic) == missing, f"warnings that name {missing} offsets")
     left = numbers([row["value"] for row in read_topic(topic, columns=["value"]).take_all()])
-    assert left < found  # tasks that had begun keep their files
+    assert left < found  # a task that had begun can still read the deleted files, so it found more than a new read
 
 
 def said_to_be_left_out(box: Sandbox, topic: str) -> int:
-    """Return the number of offsets that the warnings in the logs of Ray's workers name."""
+    """Return the number of lost offsets that the warnings in the logs of Ray's workers report."""
     logs = "".join(path.read_text(errors="replace") for path in box.tmp.glob("rmq*/session_2*/logs/worker-*.err"))
     named = re.findall(rf"{topic}@{BROKER}:\d: offsets (\d+) to (\d+) are gone: ", logs)
     return sum(int(last) - int(first) + 1 for first, last in named)
@@ -235,9 +242,9 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     counts: dict[str, int] = {}
 
     def grow_and_die(batch: pa.Table) -> pa.Table:
-        """Return each batch as a block of its own, which is written before the next block is made.
+        """Return each batch as a block of its own. Ray Data writes the block before the function makes the next block.
 
-        The process of each task is killed once, at a random batch, after something was stored.
+        The process of each task is killed once, at a random batch, after some message was stored.
         """
         task = ray.get_runtime_context().get_task_id()
         counts[task] = counts.get(task, 0) + 1
@@ -256,7 +263,7 @@ def test_rows_are_stored_once_though_workers_are_killed(mq: raymq.Client, topic:
     summary = write_topic(dataset.map_batches(grow_and_die, batch_size=BATCH_ROWS, batch_format="pyarrow"), topic)
     assert len(list(tmp_path.iterdir())) == KILLS
     assert summary.rows == ROWS
-    assert summary.stored_before > 0  # by attempts that were killed
+    assert summary.stored_before > 0  # attempts that were killed had already stored rows
     assert sum(one.count for one in summary.ranges) == ROWS - summary.stored_before
     bodies = [json.loads(row["value"])["id"] for row in read_topic(topic, columns=["value"]).take_all()]
     assert Counter(bodies) == once_each()

@@ -1,4 +1,4 @@
-"""The replicas of a `@task_consumer` deployment follow the lag: from one to three, and back."""
+"""The number of replicas of a `@task_consumer` deployment follows the queue's lag: from one to three, and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ SCALING = AutoscalingConfig(
 
 
 def application() -> Any:
-    """Return the deployment. A nested class is pickled by value, so replicas need no module of the tests."""
+    """Return the deployment. Its class is nested so that it is pickled by value: replicas cannot import modules of the
+    tests."""
 
     @serve.deployment(autoscaling_config=SCALING, max_ongoing_requests=2, ray_actor_options={"num_cpus": 0})
     @task_consumer(task_processor_config=CONFIG)

@@ -1,7 +1,8 @@
-"""A whole simulated consumer group (tests.support.group_sim.world) keeps its laws (tests.support.group_sim.invariants).
+"""A simulated consumer group (tests.support.group_sim.world) keeps its laws (tests.support.group_sim.invariants) under
+random faults.
 
-1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, RAYMQ_GROUP_SEED repeats one. The other half tests the test: each known
-bug is planted, and the simulation must find it.
+The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 50 times as many, and RAYMQ_GROUP_SEED repeats one seed. The module also
+tests the simulation: the simulation must find each planted bug.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RARE = {
     "a process that is dead speaks for the one that follows it": 550,
     "two Rebalance actors claim the same groups": 3250,
 }
-"""First seed for bugs that only one in hundreds or thousands of seeds reveals."""
+"""First seed to try for rare bugs, each of which shows in only one of hundreds or thousands of seeds."""
 
 
 @pytest.mark.timeout(7200 if SOAK else 300)
@@ -50,21 +51,21 @@ def test_no_queue_has_two_owners_and_nothing_is_lost_skipped_or_reordered(block)
 
 
 class GrantsBeforeRelease(RebalanceGroup):
-    """Gives a queue to its target even if another member still holds it."""
+    """A planted bug: the group grants a queue to its target even if another member still holds the queue."""
 
     def _grant(self, name, now_s):
         return frozenset(queue for queue, target in self._target.items() if target == name)
 
 
 class HeedsRepetitions(RebalanceGroup):
-    """Treats the second of two equal heartbeats as new."""
+    """A planted bug: the group treats the second of two equal heartbeats as new."""
 
     def _note_holding(self, name, holding, *, may_free):
         super()._note_holding(name, holding, may_free=True)
 
 
 class HeedsLateHeartbeats(RebalanceGroup):
-    """Trusts whichever heartbeat arrives last."""
+    """A planted bug: the group trusts the heartbeat that arrives last, even if it was sent earlier."""
 
     def heartbeat(self, heartbeat, now_s):
         member = self._members.get(heartbeat.member)
@@ -74,7 +75,7 @@ class HeedsLateHeartbeats(RebalanceGroup):
 
 
 class AdmitsTheDead(RebalanceGroup):
-    """Does not check which process of a member's name sent a heartbeat."""
+    """A planted bug: the group does not check which process incarnation of a member sent a heartbeat."""
 
     def _sender(self, heartbeat):
         sender = super()._sender(heartbeat)
@@ -82,21 +83,22 @@ class AdmitsTheDead(RebalanceGroup):
 
 
 class ForgetsGrace(SlotLease):
-    """Grants at once after a restart, and after another Rebalance actor was the holder."""
+    """A planted bug: a Rebalance actor does not wait for old leases to expire after a restart or a takeover."""
 
     def waits_for_old_leases(self, now_s):
         return False
 
 
 class SpeaksWithoutLooking(SlotLease):
-    """Considers itself the holder until it reads another holder's claim."""
+    """A planted bug: a Rebalance actor considers itself the holder until it reads another holder's claim in the
+    register."""
 
     def valid(self, now_s):
         return self.held
 
 
 class ClaimsWhatIsClaimed(SlotLease):
-    """Overwrites another Rebalance actor's claim."""
+    """A planted bug: a Rebalance actor overwrites another Rebalance actor's claim in the register."""
 
     def look(self, clock, wall_ns):
         look, answer = super().look(clock, wall_ns), None
@@ -109,14 +111,14 @@ class ClaimsWhatIsClaimed(SlotLease):
 
 
 class NeverFences(Member):
-    """Keeps its queues however long its group does not answer."""
+    """A planted bug: a member keeps its queues even if its lease has expired without an answer of the group."""
 
     def fence_when_late(self) -> None:
         pass
 
 
 class CommitsBeforeConsumed(Member):
-    """Commits messages as soon as the listener has them."""
+    """A planted bug: a member commits messages as soon as the listener has received them."""
 
     def commits(self, broker_name):
         given = {queue: self.tenures[queue].next_offset for queue in self.queues.holding}
@@ -125,14 +127,15 @@ class CommitsBeforeConsumed(Member):
 
 
 class SkippingQueues(MemberQueues):
-    """Queues that begin after the message at their start offset."""
+    """A planted bug: a queue starts with the message after its start offset."""
 
     def started(self, process_queue, start):
         return super().started(process_queue, replace(start, queue_offset=start.queue_offset + 1))
 
 
 class SkipsOnHandover(Member):
-    """Takes the committed offset for the last message consumed."""
+    """A planted bug: a member takes the committed offset for the offset of the last consumed message, and skips one
+    message."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
@@ -140,14 +143,14 @@ class SkipsOnHandover(Member):
 
 
 class TakesFailureForSuccess(Member):
-    """Continues after a batch whose listener failed."""
+    """A planted bug: a member treats a batch as consumed although the listener failed."""
 
     def heard(self, delivery, *, consumed):
         super().heard(delivery, consumed=True)
 
 
 class DoesNotWaitForItsListener(Member):
-    """Releases a queue while the listener has a batch of it."""
+    """A planted bug: a member releases a revoked queue while the listener has a batch of the queue."""
 
     def release(self) -> None:
         for queue in self.queues.holding:
@@ -157,14 +160,14 @@ class DoesNotWaitForItsListener(Member):
 
 
 class IgnoresResets(Member):
-    """Keeps its position after a reset."""
+    """A planted bug: a member keeps its position in a queue after a reset."""
 
     def hear_of_commits(self, commits, answer, tenures):
         super().hear_of_commits(commits, replace(answer, reset={}), tenures)
 
 
 class BelievesEveryCommit(Broker):
-    """Lets offsets go back, and fences no member."""
+    """A planted bug: a broker accepts committed offsets that go back, and fences no member."""
 
     def commit_offsets(self, commits) -> CommitAnswer:
         return super().commit_offsets(

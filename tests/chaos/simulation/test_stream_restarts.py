@@ -1,7 +1,8 @@
-"""A streaming query whose driver is killed many times continues from its checkpoint: its sink has every message once.
+"""A streaming query whose driver is killed many times continues from its checkpoint: its sink has every message exactly
+once.
 
-Spark and the kills are real; the topics' messages are computed. RAYMQ_SOAK=1 kills the driver ten times, otherwise
-three times. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
+Spark and the kills are real; the topics' messages are computed. RAYMQ_SOAK=1 kills the driver ten times, otherwise the
+test kills the driver three times. RAYMQ_CHAOS_SEED repeats the moments of a run's kills.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KILLS = 10 if os.environ.get("RAYMQ_SOAK") == "1" else 3
 PROGRAM = "tests.support.spark.numbers_program"
 
 
-@pytest.mark.timeout(600)  # four JVMs, or eleven
+@pytest.mark.timeout(600)  # the test starts four JVMs, or eleven with RAYMQ_SOAK
 def test_no_row_is_missing_or_doubled_after_kills_of_the_driver(tmp_path: Path) -> None:
     seed = chaos_seed()
     sink = BatchFiles(tmp_path / "sink", PLACE)

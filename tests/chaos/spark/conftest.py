@@ -1,4 +1,4 @@
-"""The tests of this folder ignore the warnings of PySpark."""
+"""Ignore PySpark's warnings in the tests of this folder."""
 
 from __future__ import annotations
 

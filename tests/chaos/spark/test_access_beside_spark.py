@@ -1,7 +1,7 @@
 """Access control in a cluster that also runs Spark, Ray Data, Ray Serve, push consumers, predicates and the console.
 
-raymq's actors refuse a user without rights. The actors of RayDP, Ray Serve and Ray do not check raymq's users:
-`FOREIGN` lists these actors, and docs/access.md states what they return to whom.
+raymq's actors refuse a user without rights. The actors of RayDP, Ray Serve and Ray do not check raymq's users.
+`FOREIGN` lists these actors, and docs/access.md describes the data that each of them returns.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from tests.support.clusters.cluster import Sandbox
 from tests.support.clusters.page_example import DOCS
 from tests.support.history.waiting import eventually
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+# pickle this module by value: Ray's workers cannot import tests
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = pytest.mark.filterwarnings("ignore:DataFrame.sql_ctx is an internal property")  # by ray.data.from_spark
+# ray.data.from_spark causes the warning
+pytestmark = pytest.mark.filterwarnings("ignore:DataFrame.sql_ctx is an internal property")
 TEAM, OTHER = (raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team"))
 USERS = f"""
 users:
@@ -65,10 +67,11 @@ FOREIGN = {
     "_StatsActor": "keeps the figures of Ray Data's executions; it sees no rows",
     "ProxyActor": "passes HTTP requests on to replicas; no client of raymq is in its process",
 }
-"""The classes of actors that are not raymq's, and what they return to a program that can reach the cluster."""
+"""Actor classes that do not belong to raymq, each with the access that the actor gives to any program that can reach
+the cluster."""
 PAGE = "access.md"
 BODY_SCHEMA = '{"fields": [{"name": "body", "nullable": true, "type": {"name": "binary"}, "children": []}]}'
-"""The schema of a column of bodies, as Arrow's Java library reads it."""
+"""Arrow schema of one column of message bodies, as JSON for Arrow's Java library."""
 SHOWN = "the value of a variable"
 CONFIG = TaskProcessorConfig(
     queue_name="jobs", adapter="raymq.serve.RaymqTaskProcessorAdapter", adapter_config=RaymqAdapterConfig()
@@ -77,7 +80,7 @@ CONFIG = TaskProcessorConfig(
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """Yield the super user's client."""
+    """Yield the super user's client of the cluster, after 20 messages were sent."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         with client.producer() as producer:
@@ -87,8 +90,10 @@ def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq
 
 @pytest.fixture(scope="module")
 def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
-    """Yield a session whose driver's JVM joins Ray, so that RayDP has all of its actors."""
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    """Yield a Spark session whose driver's JVM joins the Ray cluster, so that RayDP starts all of its kinds of
+    actors."""
+    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     with spark_session("access", executor_memory="512m", ray_data=True, configs=configs) as session:
@@ -97,9 +102,9 @@ def spark(mq: raymq.Client, box: Sandbox) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def deployment(mq: raymq.Client) -> Iterator[None]:
-    """Run a deployment of tasks, with an autoscaling policy that asks raymq for the lag."""
+    """Run a deployment of tasks. Its autoscaling policy requests the queue's lag from raymq."""
 
-    # A nested class is pickled by value, so replicas need no module of the tests.
+    # The class is nested so that it is pickled by value: replicas cannot import modules of the tests.
     policy = AutoscalingPolicy(
         policy_function=RaymqLagPolicy, policy_kwargs={"queue_name": "jobs", "poll_interval_s": 0.5}
     )
@@ -134,7 +139,7 @@ def test_no_named_actor_of_raymq_serves_a_user_without_rights_whatever_runs_besi
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # raises the error of a failed program
+                ray.get(reference)  # this call raises the error of a failed program
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs")
@@ -162,14 +167,15 @@ def test_what_foreign_actors_give_a_user_without_rights_is_what_the_page_on_acce
 
 
 def cached_rows(rdd_id: int, partitions: int) -> Any:
-    """Return work that asks each executor for its partitions of an RDD, as RayDP's own tasks do."""
+    """Return a function that fetches the partitions of an RDD from each RayDP executor, as RayDP's own tasks
+    do."""
 
     def work(client: raymq.Client) -> list[dict[str, bytes]]:
         import pyarrow as pa
 
         executors = [handle for handle in named_actors().values() if class_of(handle) == "RayDPExecutor"]
-        # Afterwards Python may call Java actors. Get handles of raymq's servers before: a program has no modules of
-        # servers.
+        # This call lets Python call Java actors. Get the handles of all actors before it: afterwards a handle needs the
+        # actor's module, which a user's program does not have.
         ray._private.worker.global_worker.set_load_code_from_local(True)
         rows: list[dict[str, bytes]] = []
         for handle in executors:
@@ -182,6 +188,6 @@ def cached_rows(rdd_id: int, partitions: int) -> Any:
 
 
 def options_of_deployments() -> str:
-    """Return everything about deployments that Ray Serve's controller returns to any program."""
+    """Return all details about deployments, as text, that Ray Serve's controller returns to any program."""
     controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     return str(ray.get(controller.get_serve_instance_details.remote(), timeout=CALL_S))

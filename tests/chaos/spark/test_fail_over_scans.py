@@ -1,4 +1,5 @@
-"""The storage master fails over during a long read, of ranges and of Spark: the same rows, in place and over lanes."""
+"""The storage master fails over during a long read by `read_ranges` or by Spark. The read returns the same rows, from
+the store's files and over lanes (socket connections)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ REPLICAS = 3
 MESSAGES = 6000
 FAILOVERS = 2
 CHUNK_MESSAGES = 50
-"""A small number of messages per step, so that a range is read in many steps."""
+"""Number of messages per step of a read. It is small, so that a range is read in many steps."""
 CORES, TASKS = 2, 4
 WAIT_S = 100.0
 SETTINGS = one_group("{replicas: 3, spread: false, min_in_sync_replicas: 2}")
@@ -48,7 +49,7 @@ def rows(batches: Iterator[Any]) -> list[Row]:
 
 
 def send(mq: raymq.Client, topic: str) -> list[Row]:
-    """Send MESSAGES messages. Returns the rows that a read must have, sorted."""
+    """Send MESSAGES messages. Returns the rows that a read must return, sorted."""
     with mq.producer() as producer:
         results = producer.send_batch([raymq.Message(topic, b"%d" % number) for number in range(MESSAGES)])
     return sorted((one.queue.queue_id, one.queue_offset, b"%d" % number) for number, one in enumerate(results))
@@ -83,9 +84,11 @@ def test_a_long_read_goes_on_at_the_new_master_with_the_same_rows(
 
 
 def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """Return `read_ranges` in small steps, with a pause after the first step until the file MARKS/"go on" exists.
+    """Return a variant of `read_ranges` that reads in small steps, and pauses after the first step until the file
+    MARKS/"go on" exists.
 
-    A paused read leaves a file in MARKS. Tasks of odd number read over lanes.
+    A paused read creates a file in MARKS. Tasks with an odd number read over lanes (socket connections), not from
+    files.
     """
     read_ranges = reader.read_ranges
 
@@ -95,7 +98,7 @@ def pausing(marks: Path) -> Callable[..., Iterator[pa.RecordBatch]]:
         task = TaskContext.get()
         assert task is not None
         number = task.partitionId()
-        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # in this Spark worker
+        range_reader.RANGE_CHUNK_MESSAGES = CHUNK_MESSAGES  # the assignment changes only this Spark worker
         if number % 2:
             worker_client(address).storages = StorageClients("another-node")
         for step, batch in enumerate(read_ranges(ranges, address, *arguments, **options)):
@@ -116,7 +119,8 @@ def test_a_long_read_of_spark_goes_on_at_the_new_master_with_the_same_rows(
     replicas = RayReplicas("broker-a", REPLICAS)
     replicas.settled()
     sent = send(mq, topic)
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     session = spark_session("failover", executor_cores=CORES, executor_memory="512m", configs=configs)

@@ -1,4 +1,5 @@
-"""Spark's executors, and then the driver, are killed while they write to a topic: no row is missing or doubled.
+"""Spark's executors, and in another test the driver, are killed while they write to a topic: no row is lost or stored
+twice.
 
 RAYMQ_CHAOS_SPARK_KILLS (default 3, 10 with RAYMQ_SOAK) is the number of kills in each of the two tests.
 """
@@ -30,9 +31,11 @@ from tests.support.spark.stream_driver import FILES_PER_BATCH
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "3"))
 ROWS_PER_KILL = 2000
 PAUSE_S = 0.1
-"""The pause of an executor before each of Spark's Arrow batches, of 100 rows, so that a write takes a while."""
+"""Pause of an executor, in seconds, before each Arrow batch of 100 rows, so that a write takes long enough to be
+killed."""
 BODY_BYTES = 1000
-"""The length of an executor's bodies. PySpark's workers buffer 64 KiB, so 100 shorter rows would not be sent alone."""
+"""Length of the bodies that executors write. PySpark's workers buffer 64 KiB, so they would not pass on 100 shorter
+rows at once."""
 ROOT = Path(__file__).parents[3]
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
@@ -52,7 +55,7 @@ def stored(mq: raymq.Client, topic: str) -> int:
 
 
 def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
-    """Return how often each number is in a topic."""
+    """Count how often each number occurs among the messages of a topic."""
     count, found = stored(mq, topic), Counter[int]()
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
@@ -66,7 +69,8 @@ def all_numbers(mq: raymq.Client, topic: str, group: str) -> Counter[int]:
 
 
 def executor_pids() -> set[int]:
-    """Return the processes of executors that have Python workers: the parents of PySpark's daemons."""
+    """Return the process ids of the executors that have Python workers. These executors are the parents of PySpark's
+    daemons."""
     found = set()
     for process in descendants():
         try:
@@ -87,7 +91,7 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
     configs |= {"spark.task.maxFailures": "50", "spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     with spark_session("kills", executors=2, executor_memory="512m", configs=configs) as spark:
 
-        def slowly(batches):  # defined here, so that executors get it by value
+        def slowly(batches):  # nested, so that the function is pickled by value for the executors
             for batch in batches:
                 time.sleep(PAUSE_S)
                 yield batch
@@ -100,8 +104,8 @@ def test_executors_are_killed_while_they_write(mq: raymq.Client, box: Sandbox, t
         writing = threading.Thread(target=lambda: summaries.append(write_topic(rows, topic, client=mq)))
         writing.start()
         for kill in range(KILLS):
-            # Half a partition further: if one executor writes alone, the kill hits a task, not the time between two
-            # tasks.
+            # Kill after another half of a partition was written: if only one executor writes, the kill then hits a
+            # running task, not the time between two tasks.
             goal = kill * ROWS_PER_KILL + rows_per_partition // 2
             eventually(lambda goal=goal: stored(mq, topic) >= goal, f"{goal} rows in the topic", 90)
             victim = sorted(eventually(executor_pids, "an executor with a worker", 90))[0]

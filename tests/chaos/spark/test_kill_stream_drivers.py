@@ -1,6 +1,8 @@
-"""A streaming query whose driver is killed continues from its checkpoint: in the end its sink has every message once.
+"""A streaming query whose driver is killed continues from its checkpoint: in the end its sink has every message exactly
+once.
 
-RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills. RAYMQ_CHAOS_SEED repeats their moments.
+RAYMQ_CHAOS_SPARK_KILLS (default 2, 10 with RAYMQ_SOAK) is the number of kills. RAYMQ_CHAOS_SEED repeats the moments of
+the kills.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tests.support.spark.live_topic import check_sink, sending
 
 PROGRAM = "tests.support.spark.query_program"
 KILLS = int(os.environ.get("RAYMQ_CHAOS_SPARK_KILLS", "10" if os.environ.get("RAYMQ_SOAK") else "2"))
-"""tests/chaos/simulation/test_stream_restarts.py kills drivers more often."""
+"""Number of times that the driver is killed. tests/chaos/simulation/test_stream_restarts.py kills drivers more
+often."""
 SETTINGS = one_group("{replicas: 2, spread: false, min_in_sync_replicas: 2}")
 
 pytestmark = pytest.mark.timeout(180 + 30 * KILLS)

@@ -1,4 +1,5 @@
-"""A streaming query whose executor is killed, and then its storage master: its sink has every message once."""
+"""A streaming query survives a kill of its executor, and then a kill of its storage master: its sink has every message
+exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
     mq: raymq.Client, box: Sandbox, topic: str, tmp_path: Path
 ) -> None:
     replicas, sink = RayReplicas("broker-a", 2), BatchFiles(tmp_path / "sink")
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     with spark_session("stream-kills", executor_memory="512m", configs=configs) as spark:
@@ -44,7 +46,7 @@ def test_a_query_whose_executor_and_store_are_killed_reads_the_same_rows(
         with sending(mq, topic):
             more_batches(1)
             kill_executor()
-            more_batches(2)  # the first may have been read when the executor was killed
+            more_batches(2)  # two batches: the first may have been read before the executor was killed
             replicas.fail_over()
             more_batches(2)
         query.stop()

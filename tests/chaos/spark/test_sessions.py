@@ -1,4 +1,5 @@
-"""Spark sessions, one after another: each prints nothing, runs beside the storage actors, and leaves nothing behind."""
+"""Spark sessions, one after another. Each session prints nothing, runs on the nodes of the storage actors, and leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def test_executors_are_in_bundles_beside_the_storage_actors(
 def test_a_session_whose_java_is_killed_says_so_and_the_next_one_works(mq: raymq.Client, topic: str) -> None:
     with pytest.raises(raymq.ClientStateError, match=r"ended meanwhile: .* killed by signal 9"):
         kill_the_driver_and_go_on()
-    with pytest.raises(AnalysisException, match="no_such_column"):  # also after the session has ended
+    # the error keeps its type and text after its session has ended
+    with pytest.raises(AnalysisException, match="no_such_column"):
         select_what_is_not_there()
 
 

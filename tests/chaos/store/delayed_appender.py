@@ -1,9 +1,10 @@
-"""The child of test_store_schedule_kill.py: stores delayed messages and delivers them until it is killed.
+"""The child process of test_store_schedule_kill.py: stores delayed messages and delivers them until it is killed.
 
     python tests/chaos/store/delayed_appender.py DIRECTORY NEXT_LEVEL NEXT_TIMER
 
-The program writes the line `open` before it opens the store, then `level END` or `timer END` for each acknowledged
-batch. All timer messages use one queue, whatever the hour, so that a single producer's sequences cover them.
+The program writes the line `open` before it opens the store, and then the line `level END` or `timer END` for each
+acknowledged batch. All timer messages use one queue, whatever their hour, so that a single producer's sequence numbers
+cover them.
 """
 
 from __future__ import annotations

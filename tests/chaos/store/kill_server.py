@@ -1,17 +1,18 @@
-"""Kills a process that appends to a store, again and again: the helper of test_store_kill.py.
+"""Kill a process that appends to a store, again and again: the helper of test_store_kill.py.
 
     python tests/chaos/store/kill_server.py DIRECTORY FLUSH SEED KILLS
 
 This process imports everything once, has one thread, and forks a child for each kill. The child opens the store that
-the previous child left, checks it, and appends for ever, with a thread per queue. The child reports acknowledgements
-through a pipe, and sends again what the previous child had in flight. Half of the children are killed from outside at a
-random moment. The others kill themselves at a random call to the disk, with a write half done.
+the previous child left, checks the store, and appends until it is killed, with a thread per queue. The child reports
+acknowledgements through a pipe, and resends the messages that the previous child had in flight. Half of the children
+are killed by this process at a random moment. The other children kill themselves at a random disk call, with a write
+half done.
 
-FLUSH POOL is ASYNC_FLUSH with a transient store pool. Only a prefix of the acknowledged messages must be stored then,
-and the next child sends the rest again.
+FLUSH POOL is ASYNC_FLUSH with a transient store pool. In that case only a prefix of the acknowledged messages must be
+stored, and the next child resends the other messages.
 
-A child that finds a message lost, doubled or out of order reports it and ends, and ends this program. Otherwise this
-program prints a summary.
+A child that finds a message lost, doubled or out of order reports the message and ends, and this program ends, too.
+Otherwise this program prints a summary.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ LONGEST_LIFE_S = 0.06
 SELF_KILL_WITHIN_S = 0.5
 PIPE_BYTES = 1 << 20
 DIRECTORY_ROLLS_OVER_BYTES = 3 << 20
-"""A new directory is begun when the log reaches this size, as reading it back would take all the time."""
+"""Log size, in bytes, at which the test begins a new store directory. Reading a larger log back would take most of the
+test's time."""
 KILLED_IN = ("open_file", "preallocate", "pwrite_all", "flush", "rename", "unlink", "sync_directory")
 
 
 class AcknowledgedCounts(NamedTuple):
-    """The number of acknowledged messages of each queue.
+    """Numbers of acknowledged messages of each queue.
 
-    With a pool, also how many of them must be stored, and how many were lost in total.
+    `acknowledged`: all acknowledged messages. With a transient store pool, `safe` counts the messages that must be
+    stored, and `lost` the messages that were lost in total.
     """
 
     acknowledged: list[int]
@@ -65,12 +68,13 @@ def nothing(flush: str) -> AcknowledgedCounts:
 
 
 def body(queue_id: int, sequence: int) -> bytes:
-    """Return the body of a message: its place, and padding whose length depends on the place."""
+    """Return the body of a message: its queue and sequence number, and padding whose length depends on the sequence
+    number."""
     return b"%d:%d:" % (queue_id, sequence) + b"x" * (sequence * 7919 % 1500)
 
 
 def die_at(call: int, dice: random.Random) -> None:
-    """Make this process kill itself at the n-th call to the disk from now on."""
+    """Make this process kill itself at the disk call number `call`, counted from now on."""
     lock, counted = threading.Lock(), 0
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +97,7 @@ def die_at(call: int, dice: random.Random) -> None:
 
 
 def options_of(flush: str) -> dict[str, Any]:
-    """Return the settings that FLUSH stands for."""
+    """Return the store settings of a value of FLUSH."""
     if flush == POOL:
         return {"flush_disk_type": FlushDiskType.ASYNC_FLUSH, "transient_store_pool_enable": True}
     return {"flush_disk_type": FlushDiskType(flush)}
@@ -102,9 +106,10 @@ def options_of(flush: str) -> dict[str, Any]:
 def check(
     store: MessageStore, acknowledged: list[int], batch_max: int = BATCH_MAX, safe: list[int] | None = None
 ) -> list[int]:
-    """Check that the acknowledged messages are stored once and in order; with `safe`, that number of messages.
+    """Check that all acknowledged messages, or with `safe` only that number of them, are stored exactly once and in
+    order.
 
-    Of the messages in flight, the first ones may be stored, or none. Returns the number of messages in each queue.
+    A prefix of the messages in flight may be stored. Returns the number of messages in each queue.
     """
     found = []
     for queue_id, end in enumerate(acknowledged):
@@ -136,7 +141,7 @@ def fail() -> None:
 
 
 def live(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts, pipe: int, call: int) -> None:
-    """Run the child, until it is killed."""
+    """Run a child process, which ends when it is killed."""
     try:
         if call:
             die_at(call, dice)
@@ -154,7 +159,7 @@ def live(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts,
 
 
 def run_and_kill(root: Path, flush: str, dice: random.Random, known: AcknowledgedCounts) -> AcknowledgedCounts:
-    """Run one child and kill it. Returns what is known afterwards."""
+    """Run one child and kill it. Returns the numbers of acknowledged messages afterwards."""
     kills_itself = dice.random() < 0.5
     call = int(dice.choice((30, 100, 400)) * dice.random()) + 1 if kills_itself else 0
     life_s = SELF_KILL_WITHIN_S if kills_itself else dice.uniform(0, LONGEST_LIFE_S)
@@ -166,7 +171,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
         live(root, flush, dice, known, writing, call)
     os.close(writing)
     child = os.pidfd_open(pid)
-    select.select([child], [], [], life_s)  # The moment of the kill is what varies; this wait synchronises nothing.
+    select.select([child], [], [], life_s)  # The moment of the kill varies; this wait synchronises nothing.
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.close(child)
@@ -185,7 +190,7 @@ def run_and_kill(root: Path, flush: str, dice: random.Random, known: Acknowledge
 
 
 def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
-    """Run a last child that opens the store, checks it, stops cleanly and opens it again."""
+    """Run a last child, which twice opens the store, checks the store and closes it cleanly."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -203,10 +208,11 @@ def finish(root: Path, flush: str, known: AcknowledgedCounts) -> None:
 def main() -> None:
     directory, flush, seed, kills = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     storage.checkpoint_service.STORE_SNAPSHOT_INTERVAL_BYTES = 100_000  # type: ignore[misc]
-    # Warm pages, which are stored into through maps, in small files and however slow the writer is.
+    # Keep prefaulted (warm) pages in use, even with small files and a slow writer: appends write to them through memory
+    # maps.
     storage.log.warm_up.SEGMENT_BYTES = 16384  # type: ignore[misc]
     storage.log.warm_up.FAST_S = 60.0  # type: ignore[misc]
-    # Buffers that fill up between two commits.
+    # Make the pool's buffers so small that they fill up between two commits.
     storage.log.transient_store_pool.BUFFER_BYTES = 50_000  # type: ignore[misc]
     dice = random.Random(f"{seed}-{flush}")
     root, known, total = directory / "0", nothing(flush), 0

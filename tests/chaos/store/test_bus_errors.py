@@ -1,5 +1,5 @@
-"""A page of a mapped file that cannot be read ends the process (SIGBUS). The next process reports it, and reads
-first."""
+"""An unreadable page of a mapped file ends the process by SIGBUS. The next process reports the failure, and checks that
+the files are readable before it opens the store."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ print("not reached")
 
 @pytest.fixture
 def bus_errors() -> Iterator[Callable[..., BusErrors]]:
-    """Yield a maker of BusErrors, as consecutive processes have them. At the end pytest has its own fault handler
-    again."""
+    """Yield a function that makes a BusErrors object, as each of several consecutive processes would. At the end
+    pytest's own fault handler is enabled again."""
     with ExitStack() as made:
 
         def make(root: Path, **more: Any) -> BusErrors:
@@ -62,7 +62,8 @@ def bus_errors() -> Iterator[Callable[..., BusErrors]]:
 
 
 def end_by_bus_error(root: Path) -> str:
-    """Make a process end by SIGBUS at the store in `root`, whose files are unchanged afterwards. Returns its output."""
+    """Make a process end by SIGBUS while it reads the store in `root`. The store's files are unchanged afterwards.
+    Returns the process's output."""
     repository = Path(__file__).parents[3]
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(root)],

@@ -1,4 +1,5 @@
-"""Damage to a store directory, as a table: write, damage, open, count survivors, append more, read all, open again."""
+"""Damage to a store directory, as a table of cases. Each case writes a store, damages it, opens it, counts the
+surviving messages, appends more, reads all and opens the store again."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ MORE = [b"more %d" % index for index in range(250)]
 
 
 def last_log_file(root: Path) -> Path:
-    """Return the log file of the last record."""
+    """Return the path of the log file that contains the last record."""
     return [path for path in sorted((root / "commitlog").iterdir()) if any(path.read_bytes())][-1]
 
 
@@ -68,7 +69,7 @@ def zero_tail(length: int) -> Callable[[Path], None]:
 
 
 def flip(back: int) -> Callable[[Path], None]:
-    """Flip a bit `back` bytes before the end of the log."""
+    """Return a function that flips a bit `back` bytes before the end of the log."""
 
     def damage(root: Path) -> None:
         path = last_log_file(root)
@@ -111,7 +112,7 @@ def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def swap(one: str, other: str) -> Callable[[Path], None]:
-    """Swap the names of two files or directories."""
+    """Return a function that swaps the names of two files or directories."""
 
     def damage(root: Path) -> None:
         (root / one).rename(root / "swapping")
@@ -122,12 +123,12 @@ def swap(one: str, other: str) -> Callable[[Path], None]:
 
 
 def checkpoint(data: bytes) -> Callable[[Path], None]:
-    """Replace the checkpoint's bytes, followed by zeros."""
+    """Return a function that overwrites the checkpoint file with `data`, followed by zeros."""
     return lambda root: (root / "checkpoint").write_bytes(data.ljust(4096, b"\0")) and None
 
 
 def put_into(directory: str, name: str, data: bytes) -> Callable[[Path], None]:
-    """Make a directory anew with one file in it."""
+    """Return a function that replaces a directory by a new directory with one file."""
 
     def damage(root: Path) -> None:
         shutil.rmtree(root / directory, ignore_errors=True)
@@ -267,7 +268,8 @@ DAMAGES = {
 
 
 def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
-    """Write a store of 400 messages in queue 0 over three log files and four queue files, and a few in queue 1."""
+    """Write a store with 400 messages in queue 0, over three log files and four queue files, and a few messages in
+    queue 1."""
     store = open_store(tmp_path / "original", clock_ms=count(1_700_000_000_000).__next__, **settings)
     store.append([make_batch([b"other"] * 3, queue_id=1)])
     for first in range(0, COUNT, 20):
@@ -282,8 +284,8 @@ def written_store(tmp_path: Path, *, stopped: bool, **settings: Any) -> Path:
 
 
 def check_survivors(root: Path, survivors: int) -> None:
-    """Open the damaged store: `survivors` messages are stored, more can be appended, and all survive the next
-    opening."""
+    """Open the damaged store. Check that `survivors` messages are stored, that more messages can be appended, and that
+    all messages survive the next opening."""
     store = open_store(root)
     assert bodies_of(store) == BODIES[:survivors]
     assert bodies_of(store, queue_id=1) == [b"other"] * 3
@@ -311,9 +313,9 @@ def test_intact_records_survive_damage(tmp_path, name, stopped):
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_tail_torn_at_any_byte_of_the_last_record_loses_that_record_at_most(tmp_path, stopped):
-    """A record cut within its properties could be one of RocketMQ's, whose last property ends in NUL.
+    """A record that is cut within its properties could be a record of RocketMQ, whose last property ends in NUL.
 
-    No power cut leaves such a record in the middle of a sector. After a clean stop nothing can be torn.
+    No power cut leaves such a record in the middle of a sector. After a clean stop no record can be torn.
     """
     original = open_store(tmp_path / "original")
     kept = [b"kept" * 55] * 3
@@ -358,9 +360,11 @@ LAYOUT = {
     "properties_size": (BODY_OFFSET + len(BODIES[-1]) + 1 + len("orders") + 1, False),
     "properties": (LAST_SIZE - 2, True),
 }
-"""Bits of the last record to flip, each with True if RocketMQ's checks let the changed record pass.
+"""Positions of bits of the last record to flip, by field. The boolean is True if RocketMQ's checks accept the changed
+record.
 
-Bits that pass change a header field, but neither the record's position nor its body. The property CRC would find them.
+Accepted bits change a header field, but neither the record's position nor its body. The property CRC would detect these
+changes.
 """
 
 
@@ -449,7 +453,8 @@ def test_after_a_crash_a_queue_without_its_first_file_is_rebuilt_from_the_log(tm
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_topic_whose_deletion_was_cut_short_is_deleted_by_the_next_open(tmp_path, stopped):
-    """The note of the deletion is on disk, but the queues still exist: the next open deletes all of them."""
+    """The record of the deletion is on disk, but the topic's queues still exist. The next opening deletes all these
+    queues."""
     root = written_store(tmp_path, stopped=stopped)
     (root / "config").mkdir(exist_ok=True)
     write_text("config/deletedTopics.json", '{"orders": 1000000}')(root)
@@ -529,7 +534,7 @@ def test_an_empty_last_log_file_is_dropped(tmp_path):
 
 
 def test_queues_without_a_log_are_deleted(tmp_path):
-    """Source: spec §5. Without commit-log files, the units have nothing to point to."""
+    """Source: spec §5. Without commit-log files, the queue units point to no record."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "commitlog")
     store = open_store(root)
@@ -540,7 +545,8 @@ def test_queues_without_a_log_are_deleted(tmp_path):
 
 
 MIDDLE = 25
-"""The distance of the damaged record from the last record: it is in the append before the last append."""
+"""Number of records between the damaged record and the last record. The damaged record is in the append before the last
+append."""
 IN_THE_MIDDLE = {
     **{
         field: flip(MIDDLE * LAST_SIZE + LAST_SIZE - position)
@@ -557,16 +563,17 @@ IN_THE_MIDDLE = {
         last_log_file(root), used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE, b"\xaa" * LAST_SIZE
     ),
 }
-"""Damage of a record that other records follow."""
+"""Functions that damage a record that other records follow, by kind of damage."""
 
 
 @pytest.mark.parametrize("end", ["a clean stop", "a crash", "a crash that lost the queue"])
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
 def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, end):
-    """The record keeps its offset, bytes and place in the log. This opening and all later openings report it."""
+    """The damaged record keeps its offset, its bytes and its place in the log. This opening and all later openings
+    report the damage."""
     root = written_store(tmp_path, stopped=end == "a clean stop")
     if end != "a clean stop":
-        # Everything was flushed, but perhaps no queue.
+        # The checkpoint states that the whole log was flushed, but no queue.
         write_checkpoint(root / "checkpoint", Checkpoint(2**62, 0))
     if end == "a crash that lost the queue":
         both(delete(QUEUE), NO_SNAPSHOT)(root)
@@ -574,7 +581,8 @@ def test_a_damaged_record_in_the_middle_loses_no_other_record(tmp_path, name, en
     offset = int(last_log_file(root).name) + used_bytes(last_log_file(root)) - (MIDDLE + 1) * LAST_SIZE
     before = last_log_file(root).read_bytes()
     damaged = COUNT - 1 - MIDDLE
-    # The queue unit has the record's size. Without it the record is still intact, as its checksum shows.
+    # The queue unit also has the record's size. So a record without its size is still intact, as the record's checksum
+    # shows.
     left = BODIES[damaged] if name in ("total_size", "a zero head") else None
     expected: list[bytes | None] = [*BODIES[:damaged], left, *BODIES[damaged + 1 :]]
     for _ in range(2):
@@ -602,7 +610,7 @@ UNIT_BYTES = 20
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after a clean stop", "after a crash"])
 def test_a_bit_flipped_in_a_queue_unit_hides_no_message(tmp_path, stopped):
-    """Damages each byte of a unit once, in the first, a middle and the last file of the queue."""
+    """Damages each byte of a queue unit once, in the first file, a middle file and the last file of the queue."""
     written_store(tmp_path, stopped=stopped).rename(tmp_path / "source")
     seed = random.randrange(1000)
     print(f"seed {seed}")
@@ -659,7 +667,8 @@ def test_the_log_reports_truncated_records(tmp_path, caplog):
 
 
 def test_truncated_records_do_not_return(tmp_path):
-    """RocketMQ leaves the truncated records in the file. A new record of equal length would then join up with them."""
+    """RocketMQ leaves the truncated records in the file. A new record of equal length would be followed by these old
+    records."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(LAST_SIZE - 50)(root)
     store = open_store(root)
@@ -674,7 +683,7 @@ def test_truncated_records_do_not_return(tmp_path):
 
 
 def test_truncated_queue_units_do_not_return(tmp_path):
-    """Records of another queue fill the place in the log that the truncated units pointed to."""
+    """Records of another queue overwrite the part of the log that the truncated queue units pointed to."""
     root = written_store(tmp_path, stopped=True)
     zero_tail(5 * LAST_SIZE)(root)
     store = open_store(root)
@@ -689,7 +698,7 @@ def test_truncated_queue_units_do_not_return(tmp_path):
 
 
 def test_lost_records_in_the_middle_do_not_change_later_offsets(tmp_path, caplog):
-    """A queue directory and the log's first file are gone: the remaining messages keep their offsets."""
+    """A queue directory and the log's first file are missing. The remaining messages keep their offsets."""
     root = written_store(tmp_path, stopped=True)
     shutil.rmtree(root / "consumequeue")
     (root / "commitlog" / "00000000000000000000").unlink()

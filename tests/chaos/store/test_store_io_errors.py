@@ -1,4 +1,5 @@
-"""Every call to the disk fails once, or from then on, in a short life of a store: no promise is broken."""
+"""Every disk call fails once, or permanently from then on, while a store opens, works, closes and opens again: the
+store breaks no promise."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "maps, pages ahead": {"flush_disk_type": FlushDiskType.ASYNC_FLUSH},
     "pwrite": {},
 }
-"""The ways in which appends reach the files, with the settings for each."""
+"""The ways in which appends write to files, each with the store settings that select it."""
 CASES = [*((kind, "maps") for kind in KINDS), ("pwrite_all", "maps, pages ahead"), ("pwrite_all", "pwrite")]
-"""Only writes depend on the way; all other disk calls fail alike."""
+"""Pairs of a failing disk call and a way to write. Only writes depend on the way; all other disk calls fail in the same
+manner."""
 
 POOL = {
     "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
@@ -47,7 +49,8 @@ POOL = {
 
 @dataclass
 class Script:
-    """A short life: open, write configuration, append over the ends of files, delete a topic, close, open again."""
+    """The steps that a store runs on a failing disk: open, write configuration, append over the ends of files, delete a
+    topic, close, open again."""
 
     root: Path
     disk: FailingDisk
@@ -83,7 +86,7 @@ class Script:
     def append(self) -> None:
         assert self.store is not None
         batch = make_batch([b"%d" % self.acknowledged + b"." * 900], producer=("p", 0, self.acknowledged))
-        # A refused batch is sent again, with the same sequence.
+        # A refused batch is sent again with the same sequence number.
         self.sent = self.acknowledged + 1
         broken = self.disk.kind == "flush" and any(
             "/commitlog/" in path for path in self.disk.failed[self.failed_before :]
@@ -120,12 +123,13 @@ class Script:
         try:
             self.store.write_config("topics.json", text)
         except StoreNotWritableError:
-            self.texts.add(text)  # it is unknown which of the texts is stored
+            self.texts.add(text)  # after an error either the old or the new text may be stored
         else:
             self.texts = {text}
 
     def flush_queues(self) -> None:
-        """Do what the store's own thread does each second, including its reaction to an error."""
+        """Flush the queues as the store's own thread does each second, and react to an error as that thread
+        does."""
         assert self.store is not None
         try:
             self.store._checkpoints.flush_queues()
@@ -163,7 +167,8 @@ def test_no_error_of_the_disk_breaks_a_promise(tmp_path, monkeypatch, kind, way,
 
 
 def check_after(script: Script) -> None:
-    """Check on a healthy disk that everything acknowledged is stored once, and that the store takes more."""
+    """Open the store on a healthy disk. Check that each acknowledged message is stored once, and that the store accepts
+    more messages."""
     if script.store is not None:
         script.store.close()
     script.open()
@@ -182,7 +187,8 @@ def check_after(script: Script) -> None:
 
 @dataclass
 class PoolScript:
-    """A short life of a store with a transient store pool: append, flush some of it, close, open again."""
+    """The steps that a store with a transient store pool runs on a failing disk: append, flush a part, close, open
+    again."""
 
     root: Path
     disk: FailingDisk
@@ -223,7 +229,7 @@ class PoolScript:
         self.sent += 1
 
     def flush(self) -> None:
-        """Flush everything: from now on the messages sent so far must survive."""
+        """Flush the whole log. All messages sent so far must survive from now on."""
         assert self.store is not None
         count = self.sent
         try:
@@ -271,7 +277,8 @@ def test_a_failed_flush_shows_in_the_status(tmp_path):
     with disk.installed():
         store = open_store(tmp_path / "store", **FILES)
         store.append([make_batch([b"before"])])
-        # the thread that makes the next file also flushes it
+        # Wait until the next log file exists: the thread that makes this file also flushes the file, which counts as a
+        # flush.
         eventually((tmp_path / "store" / "commitlog" / f"{4096:020d}").exists, "the next file is made")
         disk.nth = disk.calls["flush"]
         with pytest.raises(StoreNotWritableError, match="it is unknown whether this append is stored"):

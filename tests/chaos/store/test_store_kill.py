@@ -1,10 +1,10 @@
 """A process that appends is killed with SIGKILL, again and again, on one store directory.
 
-After each kill the next child opens the store (kill_server.py). Acknowledged messages are stored once and in order. Of
-the messages in flight a prefix is stored, or nothing, and the child sends them again.
+After each kill the next child opens the store (kill_server.py). Acknowledged messages are stored exactly once and in
+order. Of the messages in flight a prefix is stored, or nothing, and the child resends them.
 
-500 kills for each way to flush, 100 with a transient store pool, which may lose the last acknowledged messages.
-RAYMQ_SOAK=1 makes ten times as many kills. RAYMQ_CHAOS_SEED repeats one run.
+There are 500 kills for each way to flush, and 100 with a transient store pool, which may lose the last acknowledged
+messages. RAYMQ_SOAK=1 makes ten times as many kills. RAYMQ_CHAOS_SEED repeats one run.
 """
 
 from __future__ import annotations

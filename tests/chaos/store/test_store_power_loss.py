@@ -1,7 +1,7 @@
 """The power fails while the store works, again and again, on a disk that loses unflushed data.
 
-Each seed is one life of a store directory. Three times the store opens, works and loses the power at some call to the
-disk, perhaps while it opens or closes. Then it is opened on a healthy disk. After each loss:
+Each seed drives one store directory. Three times the store opens, works and loses the power at some disk call, perhaps
+while it opens or closes. Afterwards the store is opened on a healthy disk. After each loss:
 
 - messages that were acknowledged under SYNC_FLUSH or visible to a fetch keep their offsets; of the others a prefix is
   stored
@@ -10,7 +10,7 @@ disk, perhaps while it opens or closes. Then it is opened on a healthy disk. Aft
 - messages that expire go from the beginning of the queues, and the new beginning survives
 - batches whose outcome was unknown are sent again, and are stored once
 
-1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, RAYMQ_POWER_SEED repeats one.
+The test runs 1,000 seeds; RAYMQ_SOAK=1 runs 20 times as many, and RAYMQ_POWER_SEED repeats one seed.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def tag_of(sequence: int) -> str:
 
 @dataclass
 class Expected:
-    """The knowledge of the clients.
+    """The store's content as its clients expect it.
 
-    Counts are of messages from the queue's start; a message's sequence is its offset. `gone` counts expired messages.
+    Counts are numbers of messages from the queue's start; a message's sequence number is its offset. `gone` counts
+    expired messages.
     """
 
     stored: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(QUEUES, 0))
@@ -73,7 +74,7 @@ class Expected:
 
 
 class Life:
-    """One store directory and its clients' knowledge, driven by one seed."""
+    """One store directory and the content that its clients expect. One seed drives all steps."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice = random.Random(seed)
@@ -141,10 +142,11 @@ class Life:
         return disk
 
     def note(self) -> None:
-        """Note the messages that must survive a loss now: all acknowledged messages, and all that a fetch could see."""
+        """Record the messages that must survive a power loss now: all acknowledged messages, and all messages that a
+        fetch could return."""
         known, store = self.known, self.store
         if store is None:
-            return  # the store is opening: what had to survive the last loss must survive this one
+            return  # the store is opening: the messages that had to survive the last loss must survive this loss, too
         self.config_at_loss = known.config
         self.deleting_at_loss = self.deleting
         self.passing_gone_at_loss = set(known.passing_gone)
@@ -156,7 +158,8 @@ class Life:
             return
         self.at_loss = dict(known.stored)
         for queue in QUEUES:
-            found = store._parts.queues.get(*queue)  # not a question to the store, which may be closing
+            # read the field directly: the store may be closing and would refuse a call
+            found = store._parts.queues.get(*queue)
             if found is not None:
                 self.at_loss[queue] = max(self.at_loss[queue], found.visible_offset)
 
@@ -170,7 +173,7 @@ class Life:
             assert end >= least, f"{queue}: {least} were safe, {end} are there"
             assert end <= self.known.sent[queue]
             assert first <= self.gone_at_loss[queue], f"{queue}: {self.gone_at_loss[queue]} went by age, not {first}"
-            # recovery has flushed the messages that it found, and makes them visible
+            # Recovery has flushed the messages that it found, and makes these messages visible.
             self.known.stored[queue] = self.known.recovered[queue] = end
             self.known.gone[queue] = first
         text = store.read_config("topics.json")
@@ -185,10 +188,11 @@ class Life:
         self.store = store
 
     def check_queue(self, store: MessageStore, queue: Queue, least: int) -> tuple[int, int]:
-        """Check that all messages of a queue are in order and found by their tags. Returns the queue's bounds.
+        """Check that all messages of a queue are in order and that a query by tag finds each message. Returns the
+        queue's bounds.
 
         A power cut may tear an unflushed record and leave a later record intact. Recovery then keeps the torn record as
-        a damaged one. A torn record is never one of the `least` safe messages.
+        a damaged record. A torn record is never one of the `least` messages that must have survived.
         """
         bounds = store.queues.bounds(*queue)
         first, end = bounds.min_offset, bounds.max_offset
@@ -206,7 +210,8 @@ class Life:
         return first, end
 
     def min_offset(self, store: MessageStore, queue: Queue) -> int:
-        """Return the offset at which a queue begins for readers, which moves before the first file is deleted."""
+        """Return the first offset of a queue that readers can read. This offset moves before the first file is
+        deleted."""
         found = store._parts.queues.get(*queue)
         return 0 if found is None else found.min_offset
 
@@ -228,7 +233,8 @@ class Life:
         return self.now_ms
 
     def batch(self, queue: Queue, first: int):
-        """Return a batch that starts at sequence `first`. It has one tag, so it ends where the tag changes."""
+        """Return a batch that starts at sequence number `first`. All its messages have one tag, so the batch ends
+        before the tag changes."""
         count = min(self.dice.choice((1, 2, 3, 3)), 3 - first % 3)
         length = self.dice.choice((0, 10, 100, 700, 2500))
         bodies = [b"%d." % (first + index) + b"x" * self.dice.randint(length // 2, length) for index in range(count)]
@@ -238,7 +244,8 @@ class Life:
         )
 
     def append(self) -> None:
-        """Send the next messages to some queues, which repeats messages whose outcome was unknown after a loss."""
+        """Send the next messages to some queues. After a power loss, these include the messages whose outcome was
+        unknown."""
         assert self.store is not None
         chosen = self.dice.sample(QUEUES, self.dice.choice((1, 1, 2, 3)))
         batches = [self.batch(queue, self.known.stored[queue]) for queue in chosen]
@@ -248,7 +255,7 @@ class Life:
             self.known.stored[queue] += len(batch)
 
     def repeat(self) -> None:
-        """Send a batch again that ends at the queue's end."""
+        """Resend the last message of a queue, and check that the store recognises it as a duplicate."""
         assert self.store is not None
         queue = self.dice.choice(QUEUES)
         first = self.known.stored[queue] - 1
@@ -261,12 +268,12 @@ class Life:
             assert result.queue_offset == first
 
     def flush_queues(self) -> None:
-        """Do what the store's own thread does each second."""
+        """Flush the queues as the store's own thread does each second."""
         assert self.store is not None
         self.store._checkpoints.flush_queues()
 
     def age(self) -> None:
-        """Delete old files, whatever they hold."""
+        """Delete old log files by retention, whatever messages they contain."""
         assert self.store is not None
         clean = self.store.cleaner
         clean._by_hand = 1
@@ -286,7 +293,7 @@ class Life:
         self.known.config = self.known.config_tried
 
     def pass_by(self) -> None:
-        """Create and delete a short-lived topic."""
+        """Create or delete a short-lived topic."""
         assert self.store is not None
         known = self.known
         if self.dice.random() < 0.5:
@@ -305,7 +312,7 @@ class Life:
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    """Yield a directory in memory if possible: the test decides what is flushed, not the machine."""
+    """Yield a directory in memory if possible, because only the simulated disk decides which data is flushed."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="raymq-power-", dir=base))
     yield path
@@ -317,7 +324,7 @@ def workspace() -> Iterator[Path]:
 def test_a_power_loss_breaks_no_promise(part, workspace, monkeypatch):
     monkeypatch.setattr(storage.checkpoint_service, "STORE_SNAPSHOT_INTERVAL_BYTES", 5000)
     monkeypatch.setattr(cleaner, "DELETE_PAUSE_S", 0.0)
-    # Warm pages, in small files and however slow the writer is.
+    # Keep prefaulted (warm) pages in use, even with small files and a slow writer.
     monkeypatch.setattr(storage.log.warm_up, "SEGMENT_BYTES", 4096)
     monkeypatch.setattr(storage.log.warm_up, "FAST_S", 60.0)
     seeds = [int(ONE_SEED)] if ONE_SEED else range(part, SEEDS, PARTS)

@@ -1,9 +1,9 @@
 """A process that stores and delivers delayed messages is killed with SIGKILL at random moments, again and again.
 
-The next process sends unacknowledged messages again, and continues to deliver. At the end everything acknowledged is in
-its own queue once, and messages with delay levels are in order.
+The next process resends unacknowledged messages, and continues to deliver. At the end each acknowledged message is in
+its destination queue exactly once, and messages with delay levels are in order.
 
-RAYMQ_CHAOS_KILLS (default 8) sets the number of kills. RAYMQ_CHAOS_SEED repeats their moments.
+RAYMQ_CHAOS_KILLS (default 8) sets the number of kills. RAYMQ_CHAOS_SEED repeats the moments of the kills.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ START_TIMEOUT_S = 60.0
 
 
 def run_and_kill(root: Path, acknowledged: dict[str, int], life_s: float) -> None:
-    """Run a child for `life_s` seconds and kill it. Notes its acknowledgements in `acknowledged`."""
+    """Run a child for `life_s` seconds and kill it. Adds the acknowledgements that the child reports to
+    `acknowledged`."""
     command = [sys.executable, str(APPENDER), str(root), str(acknowledged["level"]), str(acknowledged["timer"])]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_TIMEOUT_S)
     assert readable, "the child did not start"
-    time.sleep(life_s)  # The moment of the kill is what varies; this wait synchronises nothing.
+    time.sleep(life_s)  # The moment of the kill varies; this wait synchronises nothing.
     child.send_signal(signal.SIGKILL)
     output, errors = child.communicate(timeout=START_TIMEOUT_S)
     assert child.returncode == -signal.SIGKILL, errors.decode()
-    # The child may only report what recovery cut: the batch that the last kill interrupted.
+    # The only permitted error output is recovery's report of the batch that the last kill interrupted.
     assert all(b"opened after a crash" in line for line in errors.splitlines()), errors.decode()
     for line in output.decode().splitlines():
         if " " in line:

@@ -1,8 +1,9 @@
 """The power fails while transactions begin, end and are checked, on a disk that loses unflushed data.
 
-Each seed is one life of a store directory with several losses. After each loss, messages acknowledged as committed are
-in their queue once, and rolled-back messages are not. Begun transactions can be ended. The snapshot and the whole log
-give equal tables of half messages. RAYMQ_SOAK=1 runs 50 times as many seeds, RAYMQ_POWER_SEED repeats one.
+Each seed drives one store directory with several power losses. After each loss, messages that were acknowledged as
+committed are in their queue exactly once, and rolled-back messages are not. Transactions that had begun can be ended.
+The table of half messages from the snapshot equals the table from the whole log. RAYMQ_SOAK=1 runs 50 times as many
+seeds, and RAYMQ_POWER_SEED repeats one seed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PARTS = 4
 
 
 class Life:
-    """One store directory, and its clients' knowledge of their transactions, driven by one seed."""
+    """One store directory, and the outcomes of transactions that its clients expect. One seed drives all steps."""
 
     def __init__(self, seed: int, directory: Path) -> None:
         self.dice, self.directory, self.clock = random.Random(seed), directory, Clock()
@@ -44,7 +45,8 @@ class Life:
         }
         self.store: MessageStore | None = None
         self.serial = 0
-        # By transaction id: the acknowledged half message, and the acknowledged outcome.
+        # by transaction id: the queue offset and physical offset of the acknowledged half message, and the acknowledged
+        # outcome
         self.begun: dict[str, tuple[int, int]] = {}
         self.ended: dict[str, str] = {}
         self.tried: dict[str, set[str]] = {}
@@ -65,7 +67,7 @@ class Life:
         self.store.close()
 
     def compare_tables(self, root: Path) -> None:
-        """Check that the snapshot, if it exists, and the whole log give the same table."""
+        """Check that the snapshot, if one exists, and the whole log give the same table of half messages."""
         if not root.exists():
             return
         tables = []
@@ -121,7 +123,7 @@ class Life:
         try:
             getattr(Transaction(self.store, name, *self.begun[name]), wanted)(from_transaction_check=True)
         except TransactionError:
-            return  # it has the other outcome, or was given up
+            return  # the transaction has the other outcome, or the store gave it up
         assert self.ended.setdefault(name, wanted) == wanted
 
     def check(self) -> None:
@@ -147,7 +149,7 @@ class Life:
         table = store._parts.halves
         for name in begun:
             assert name in table.open or table.ended(name) is not None
-        # Unacknowledged half messages may be lost: their sequences and ids are reused from here on.
+        # A power loss may lose unacknowledged half messages, so their sequence numbers and ids are reused from now on.
         self.begun, self.ended = dict(begun), dict(ended)
         self.store = store
 

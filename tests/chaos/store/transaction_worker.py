@@ -1,10 +1,11 @@
-"""The child of test_store_transaction_kill.py: runs transactions against a store of its own, until it is killed.
+"""The child process of test_store_transaction_kill.py: runs transactions against a store of its own, until it is
+killed.
 
     python tests/chaos/store/transaction_worker.py DIRECTORY DATABASE TRANSACTIONS
 
-Its local transactions are rows of a database file. Checks also end the open transactions of the previous process: by
-the row, or by a new row that forbids a later one. The program writes the line `open` when the store is open, and `done`
-after that number of transactions, all with an outcome.
+Its local transactions are rows of a database file. A check also ends the open transactions of the previous process: by
+the existing row, or by a new row that forbids a later commit. The program writes the line `open` when the store is
+open, and `done` after TRANSACTIONS transactions, which all have an outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ THREADS = 8
 
 
 class Worker:
-    """Transactions of one process."""
+    """Runs the transactions of one process against its store and its database."""
 
     def __init__(self, store: MessageStore, database: str) -> None:
         self._store, self._database = store, database
@@ -38,13 +39,14 @@ class Worker:
         connection = sqlite3.connect(self._database, timeout=60)
         try:
             with connection:
-                connection.execute("PRAGMA synchronous=OFF")  # the process is killed, but the machine keeps its power
+                # SIGKILL ends the process, but the machine keeps its power
+                connection.execute("PRAGMA synchronous=OFF")
                 return connection.execute(statement, values).fetchall()
         finally:
             connection.close()
 
     def run(self, _: int) -> None:
-        """Run one transaction with a random outcome. Some are left to the check."""
+        """Run one transaction with a random outcome. Some transactions are left open for the check."""
         number = int(str(self.execute("INSERT INTO begun DEFAULT VALUES RETURNING number")[0][0]))
         kind = random.choice(("commit", "commit", "commit", "rollback", "silent", "unknown"))
         name = f"{kind}-{number}"
@@ -62,7 +64,7 @@ class Worker:
                 assert one.commit().duplicate
 
     def answer_checks(self) -> int:
-        """Ask the store for checks once, and answer them. Returns their number."""
+        """Request open transactions from the store once, and answer each check. Returns the number of checks."""
         part = self._store.transactions.check([GROUP])
         for check in part.checks:
             name = check.transaction_id

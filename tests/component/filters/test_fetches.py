@@ -1,4 +1,4 @@
-"""Filter expressions in a store's fetches, long polls and mapped files."""
+"""Tests of filter expressions in a store: in fetches, in long polls, and in reads of memory-mapped files."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def append(store: MessageStore, properties: list[dict[str, str]], first: int = 0
 
 
 def priced(count: int, every: int) -> list[dict[str, str]]:
-    """Return the properties of `count` messages. One in `every` passes RARE, beginning with the first."""
+    """Return the properties of `count` messages. Every `every`-th message, starting with the first, passes the filter
+    RARE."""
     return [{"price": str(6 if row % every == 0 else row % 6), "region": "eu"} for row in range(count)]
 
 
 def read_all(store: MessageStore, sql: str, max_messages: int = 1000) -> tuple[list[int], int]:
-    """Read to the queue's end. Returns the offsets of all messages that pass, and the number of returned bytes."""
+    """Read to the queue's end. Returns the offsets of all messages that pass the filter, and the number of bytes that
+    the store returned."""
     offset, found, moved = 0, list[int](), 0
     end = store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -90,7 +92,7 @@ def test_one_fetch_scans_a_bounded_number_of_messages(tmp_path: Path, monkeypatc
     with closing(open_store(tmp_path)) as store:
         append(store, priced(1_000, 2_000))
         request = FetchRequest("orders", 0, 1, 10, None, RARE)
-        # it finds nothing, but does not wait, because more messages follow
+        # the fetch finds no matching message, but does not wait, because the queue has more messages to filter
         [result] = store.fetch([request], max_bytes=1 << 20, wait_s=60)
         assert (result.status, result.next_offset, result.count) == (PullStatus.NO_MATCHED_MESSAGE, 301, 0)
 
@@ -105,7 +107,7 @@ def test_one_fetch_scans_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: 
 
 
 def result_size(store: MessageStore) -> int:
-    """Return the size of the first record."""
+    """Return the size of the store's first record, in bytes."""
     [result] = store.fetch([FetchRequest("orders", 0, 0, 1)], max_bytes=1 << 20, wait_s=0)
     return len(result.records)
 

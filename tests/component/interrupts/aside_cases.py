@@ -1,7 +1,7 @@
-"""One call of each public method that runs aside, for aside_program: its arguments, preparation and effect.
+"""Test cases of aside_program: a call of each public method that runs in a helper thread, with arguments and checks.
 
-The objects belong to a real client over the servers of tests.support.clusters.local_cluster. Each public method of a
-class needs a line here.
+The objects belong to a real client of the servers that tests.support.clusters.local_cluster starts. Each public method
+of a class needs a case in this module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A call, the steps before and after each try, and the error of an uninterrupted call."""
+    """A call to interrupt, the steps before and after each try, and the error that the uninterrupted call
+    raises."""
 
     call: Callable[[], object]
     before: Callable[[], object] = nothing
@@ -62,11 +63,11 @@ class Case:
 
 
 def hear(message: MessageExt) -> None:
-    """A listener."""
+    """Message listener that does nothing."""
 
 
 class Hook:
-    """A consume hook."""
+    """Consume hook that does nothing."""
 
     def before(self, context: Any) -> None:
         pass
@@ -76,7 +77,7 @@ class Hook:
 
 
 class World:
-    """A client and one object of each kind, which the cases use."""
+    """A client and the objects that the test cases call: a producer, consumers and the other kinds."""
 
     def __init__(self, cluster: LocalRay) -> None:
         self.cluster = cluster
@@ -89,14 +90,14 @@ class World:
         self.consumer.subscribe(TOPIC)
         self.message = self.works()
         self.new: Any = None
-        """The object that `before` has made for the call."""
+        """The object that the `before` step of a case created for the call."""
 
     def name(self, what: str) -> str:
         """Return an unused name."""
         return f"{what}-{next(self._numbers)}"
 
     def works(self) -> MessageExt:
-        """Send a message and poll until it arrives."""
+        """Check that the client works: send a message and poll until the message arrives."""
         body = self.name("works").encode()
         self.producer.send(Message(TOPIC, body, keys=["k"]))
         until_s = time.monotonic() + WAIT_S
@@ -108,7 +109,7 @@ class World:
         raise AssertionError(f"{body!r} did not come")
 
     def make(self, what: Callable[[], object]) -> Callable[[], None]:
-        """Return a preparation that stores the result of `what` in `new`."""
+        """Return a `before` step that stores the result of `what` in `new`."""
 
         def prepare() -> None:
             self.new = what()
@@ -119,14 +120,14 @@ class World:
         self.new.close()
 
     def on_new(self, method: str) -> Callable[[], object]:
-        """Return a call of a method of the object in `new`."""
+        """Return a function that calls `method` of the object in `new`."""
 
         def call() -> object:
             return getattr(self.new, method)()
 
         return call
 
-    # By kind
+    # Cases by kind of object
 
     def cases(self) -> dict[str, dict[str, Case]]:
         return {
@@ -151,7 +152,8 @@ class World:
             return client
 
         def closed() -> None:
-            """Check that the client's objects are closed, whether the client or the call closed them."""
+            """Check that all objects of the client are closed, no matter which call closed them: the interrupted call
+            or this function's call of close."""
             self.new.close()
             eventually(lambda: not self.new._open, "all of a closed client is closed", WAIT_S)
 
@@ -240,7 +242,7 @@ class World:
             admin.create_topic(self.new, queues=1)
 
         def is_there() -> None:
-            """Create the topic again, which succeeds whether or not the interrupted call created it."""
+            """Check that the topic exists or can be created: creating the topic again succeeds in both cases."""
             admin.create_topic(self.new, queues=1)
 
         def named() -> str:
@@ -408,10 +410,11 @@ class World:
 
         def lease() -> None:
             send()
-            self.new = receive(INVISIBLE_S)  # no caller gets the lease after the interrupt
+            # a short lease: after an interrupt no caller holds the lease, so that the lease must expire
+            self.new = receive(INVISIBLE_S)
 
         def settled() -> None:
-            """Check that nothing stays leased: the messages of the interrupted call can be received and
+            """Check that no message stays leased: messages that the interrupted call leased can be received again and
             acknowledged."""
             while self.lag("receiving", "leases"):
                 consumer.ack(receive())
@@ -451,7 +454,8 @@ class World:
             return self.new.push_consumer("starting").subscribe(TOPIC).on_message(hear).start()
 
         def nothing_runs() -> None:
-            """Check that an instance without a handle ends with its client."""
+            """Check that closing the client also ends a consumer instance whose handle was lost with the interrupted
+            call."""
             self.new.close()
             eventually(lambda: not self.instances("starting"), "the end of what was started", WAIT_S)
 
@@ -504,7 +508,8 @@ class World:
             return connection.tell(state, state.encode())
 
         def consuming() -> None:
-            """Check that a consumer without a handle is closed with its connection."""
+            """Check that closing the connection also closes a consumer whose handle was lost with the
+            interrupted call."""
             self.new.close()
             eventually(lambda: not self.new._client._open, "the end of the consumer", WAIT_S)
 

@@ -1,8 +1,9 @@
-"""Interrupts the caller of each public method that runs aside: at each point of its own code, and while it waits.
+"""Interrupts the caller of each public method that runs in a helper thread: at each point of the caller's code, and
+while the caller waits.
 
-The call itself runs in a helper thread, where no handler runs. So the call completes, or never begins. Its result may
-be lost, but the resources behind the result must not stay taken. After each interrupt the same client sends and polls,
-and the case's check passes. The program prints the number of points by kind and call.
+Signal handlers do not run in the helper thread. So the call itself completes or never begins. The call's result may be
+lost, but the resources behind the result must not stay taken. After each interrupt the same client sends and polls, and
+the case's check passes. The program prints the number of interrupted points by kind and call.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ from tests.unit.raymq.test_forks import kinds
 
 HANG_S = 25
 UNINTERRUPTED = 2
-"""A call is done after ending this many times before its point came."""
+"""Number of consecutive tries that end before the point to interrupt, after which all points of a call count as
+interrupted."""
 HELPERS_MOST = 3
-"""More helpers than this at the end are lost threads."""
+"""Maximum number of helper threads at the program's end. More helper threads mean that interrupts leaked
+threads."""
 ASYNC = {"AsyncPullConsumer"}
-"""The kinds that async_program interrupts."""
+"""Kinds of objects that async_program interrupts instead of this program."""
 
 
 class SignallingCall(parallel._HelperCall):
-    """A call in a helper that signals the waiting main thread at `moment`."""
+    """A call in a helper thread that sends the waiting main thread a signal, "before" or "after" the function runs
+    (`moment`)."""
 
     moment = ""
     handled = threading.Event()
@@ -94,12 +98,12 @@ class Program:
         print(json.dumps(self.points))
         sys.stdout.flush()
         faulthandler.cancel_dump_traceback_later()
-        os._exit(0)  # servers run in this process
+        os._exit(0)  # skips the normal exit, because servers run in this process
 
     def try_all(self, name: str, case: Case, *, is_first: bool) -> int:
-        """Interrupt a call at each point. Returns the number of interrupts.
+        """Interrupt a call at each of its points, and while the caller waits. Returns the number of interrupts.
 
-        `is_first`: also interrupt while no helper is idle, so that the call starts one.
+        `is_first`: also interrupt while no helper thread is idle, so that the call starts a helper thread.
         """
         self.end_alone(name, case)
         count = 0
@@ -116,8 +120,8 @@ class Program:
         return count
 
     def one(self, name: str, case: Case, attempt: Callable[[], bool], is_cold: bool) -> bool:
-        """Make a call that is interrupted, and check that the client still works. Returns False if its point did not
-        come."""
+        """Make a call and interrupt its caller. Check that the client still works. Returns False if the call ended
+        before the point to interrupt."""
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         case.before()
         if is_cold:
@@ -137,7 +141,8 @@ class Program:
         return interrupted
 
     def while_waiting(self, case: Case, moment: str) -> bool:
-        """Make a call whose caller is interrupted while it waits for the helper."""
+        """Make a call and interrupt its caller while the caller waits for the helper thread. Returns False if no
+        interrupt occurred."""
         self.interrupter.where = ""
         SignallingCall.moment = moment
         try:
@@ -149,7 +154,7 @@ class Program:
         return False
 
     def end_alone(self, name: str, case: Case) -> None:
-        """Make a call without an interrupt, and check that it ends as the case says."""
+        """Make a call without an interrupt. Check that the call returns, or raises the error of the case."""
         case.before()
         raised: BaseException | None = None
         try:

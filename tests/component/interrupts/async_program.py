@@ -1,11 +1,11 @@
-"""Cancels each call of the asyncio clients at each of its awaits, and raises at each point of its coroutine.
+"""Interrupts each call of the asyncio clients: at each await, and at each point of the call's coroutine.
 
     cancel      the task is cancelled when it awaits for the n-th time
     error       a signal handler raises an Exception at the n-th point of raymq's code on the loop
-    interrupt   a signal handler raises a BaseException there, which ends the loop, as ctrl-C does
+    interrupt   a signal handler raises a BaseException at the n-th point, which ends the loop, as ctrl-C does
 
 After each interrupt the same consumer polls without skipping a message, and the same producer sends without storing a
-message twice. The program prints the number of points by kind and call.
+message twice. The program prints the number of interrupted points by kind and call.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ TOPIC, BROKER = "orders", "broker-a"
 Q0, Q1 = MessageQueue(TOPIC, BROKER, 0), MessageQueue(TOPIC, BROKER, 1)
 
 LOOP_CALLBACKS = frozenset({"settle"})
-"""Functions that wake coroutines through futures of the loop (raymq.client.producer.completion).
+"""Functions without points to interrupt: they wake coroutines through futures of the loop
+(raymq.client.producer.completion).
 
-`Future.set_result` runs Python code of asyncio. A handler that raises there leaves a finished future that wakes no
-coroutine.
+`Future.set_result` runs Python code of asyncio. A handler that raises in `set_result` leaves a finished future that
+wakes no coroutine.
 """
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Interrupt(KeyboardInterrupt):
-    """The handler's exception in the way "interrupt"."""
+    """Exception that the signal handler raises for interrupts of the kind "interrupt"."""
 
 
 class Cancelling:
-    """Awaits a coroutine, and cancels its task when it awaits for the n-th time."""
+    """Awaits a coroutine and cancels the current task when the coroutine awaits for the n-th time."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
         self._coroutine, self._left = coroutine, at
@@ -85,7 +86,7 @@ class Cancelling:
             except BaseException as error:
                 try:
                     steps.throw(error)
-                except StopIteration as ended:  # its timeout ended at that moment
+                except StopIteration as ended:  # a timeout of the coroutine expired at the moment of the cancellation
                     return ended.value
                 raise AssertionError("an await that was cancelled goes on") from None
 
@@ -93,7 +94,7 @@ class Cancelling:
 class Program:
     def __init__(self, root: Path, where: str) -> None:
         start_cluster(root, store={"flush_disk_type": "ASYNC_FLUSH"})
-        # asyncio logs exceptions that handlers raise in callbacks
+        # asyncio would log the exceptions that the test's signal handlers raise in callbacks
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.mq = raymq.connect()
         self.mq.admin.create_topic(TOPIC, queues=2)
@@ -108,7 +109,8 @@ class Program:
         self.sent: set[bytes] = set()
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """The messages that a running call has returned; read when no handler runs."""
+        """Messages that a running call has returned. They are read after the call, when no signal handler can
+        interrupt."""
 
     # Steps after each interrupt
 
@@ -134,7 +136,7 @@ class Program:
         self.finish(consumer.commit())
 
     def note(self, result: Any) -> None:
-        """Note messages that a call has returned."""
+        """Record the messages that a call returned as polled."""
         if isinstance(result, list):
             self.polled.update(message.body for message in result)
         elif hasattr(result, "column"):
@@ -148,10 +150,11 @@ class Program:
 
         return self.loop.run_until_complete(run())
 
-    # The interrupts
+    # Ways to interrupt a call
 
     def cancelled(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Cancel a call at its n-th await. Returns whether the call reached it, and else the call's result."""
+        """Cancel a call at its n-th await. Returns True if the call reached the await, and the call's result (None if
+        the call was cancelled)."""
         awaiting = Cancelling(call(), point)
 
         async def run() -> Any:
@@ -164,10 +167,10 @@ class Program:
             return True, None
 
     def raised(self, call: Call, point: int) -> tuple[bool, Any]:
-        """Make the handler raise at the n-th point of a call. Returns whether the call reached the point, and its
-        result.
+        """Make the signal handler raise at the n-th point of a call. Returns whether the call reached the point, and
+        the call's result.
 
-        A call has a result despite the exception if the exception ended another callback of the loop.
+        The call has a result despite the exception if the exception ended another callback of the loop.
         """
         tasks: list[asyncio.Task[Any]] = []
 
@@ -176,14 +179,15 @@ class Program:
             self.loop.run_until_complete(tasks[0])
 
         interrupted = self.interrupter.call(run, point)
-        if not tasks:  # interrupted before a coroutine existed
+        if not tasks:  # the interrupt came before the call's coroutine became a task
             assert interrupted
             return True, None
         [task] = tasks
-        # A loop that an interrupt has ended may stop once more for that call, or for a task that waits for the call.
+        # After an interrupt ended the loop, the next run of the loop may stop early once, because of the interrupted
+        # call or of a task that waits for the call.
         with suppress(RuntimeError, Interrupt):
             self.loop.run_until_complete(asyncio.sleep(0))
-        if not task.done():  # the exception has ended the loop: do as asyncio.run does
+        if not task.done():  # the exception ended the loop: cancel the task, as asyncio.run does
             task.cancel()
             self.finish(asyncio.wait([task]))
         if task.cancelled() or task.exception() is not None:
@@ -194,7 +198,7 @@ class Program:
     def try_all(
         self, kind: str, name: str, call: Call, works: Callable[[], None], before: Callable[[], object]
     ) -> None:
-        """Interrupt a call in each way at each point."""
+        """Interrupt a call at each of its points, in each way: cancel, error, interrupt."""
         count = 0
         for way in ("cancel", "error", "interrupt"):
             self.interrupter.raises = Interrupt if way == "interrupt" else None
@@ -217,7 +221,7 @@ class Program:
                     raise AssertionError(f"{kind}.{name}: nothing works after an interrupt at {at}") from error
         self.points.setdefault(kind, {})[name] = count
 
-    # The calls
+    # Calls that the program interrupts
 
     def run(self) -> None:
         self.producing()
@@ -229,7 +233,7 @@ class Program:
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(self.points))
         sys.stdout.flush()
-        os._exit(0)  # servers run in this process
+        os._exit(0)  # skips the normal exit, because servers run in this process
 
     def pull_consumer(self, group: str = "pulling", **options: Any) -> AsyncPullConsumer:
         async def make() -> AsyncPullConsumer:
@@ -281,7 +285,8 @@ class Program:
         self.finish(consumer.close())
 
     def producing(self) -> None:
-        """After each interrupt the producer sends, and its buffer is empty. No message is stored twice."""
+        """Interrupt the calls of a producer. After each interrupt the producer sends, and its buffer is empty. No
+        message is stored twice."""
         self.mq.admin.create_topic("produced", queues=1)
         self.mq.admin.create_topic("requests", queues=1)
         [request] = self.pull_one()
@@ -296,10 +301,10 @@ class Program:
             acknowledged[self.finish(producer.send(sent)).queue_offset] = sent.body
             self.finish(producer.flush())
             buffer = producer._pipeline.buffer
-            # a helper may send the message of the interrupted call now
+            # wait, because a helper thread may still send the message of the interrupted call
             eventually(lambda: (buffer._bytes, buffer._count) == (0, 0), "no space stays taken", WAIT_S)
             eventually(lambda: not any(buffer._holders.values()), "no holder stays", WAIT_S)
-            # another send may share the fetch of a route, so it continues when one of them is cancelled
+            # several sends may share one fetch of a route, so the fetch continues if one of the sends is cancelled
             fetching = [task for task in producer._fetching.values() if not task.done()]
             assert not fetching or not self.finish(asyncio.wait(fetching, timeout=WAIT_S))[1], "a fetch never ends"
 
@@ -348,7 +353,7 @@ class Program:
         consumer.close()
 
     def pull_one(self) -> list[Any]:
-        """Return a message, received by a new consumer."""
+        """Receive one message with a new consumer. Returns the list of received messages."""
         self.send("requests")
         with self.mq.pull_consumer("one", consume_from=FIRST) as consumer:
             consumer.subscribe("requests")
@@ -361,7 +366,7 @@ class Program:
         return self.finish(make())
 
     def closing_producers(self) -> None:
-        """A producer whose close is interrupted can be closed again, and has sent every message."""
+        """Check that a producer whose close was interrupted can be closed again and has sent every message."""
         made: list[AsyncProducer] = []
 
         def before() -> None:
@@ -405,7 +410,8 @@ class Program:
             return self.send("leases")
 
         def lease() -> None:
-            """Lease a message briefly, because no caller may have the lease after the interrupt."""
+            """Lease a message for a short time: after an interrupt no caller may hold the lease, so that the lease must
+            expire."""
             send()
             until_s = time.monotonic() + WAIT_S
             while not (messages := self.finish(consumer.receive(32, INVISIBLE_S, wait_s=0.2))):
@@ -443,7 +449,7 @@ class Program:
         self.finish(consumer.close())
 
     def closing(self, kind: str, make: Callable[[], Any]) -> None:
-        """A consumer whose close is interrupted can be closed again, and then has no threads."""
+        """Check that a consumer whose close was interrupted can be closed again and leaves no threads."""
         made: list[Any] = []
 
         def before() -> None:

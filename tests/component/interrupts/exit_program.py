@@ -1,4 +1,4 @@
-"""A program that ends while a `close`, whose caller was interrupted, continues in its helper thread."""
+"""A test program that ends while an interrupted `close` is still running in its helper thread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.component.interrupts.interrupter import InterruptedByTestError
 from tests.support.clusters.local_cluster import start_cluster
 
 MARGIN_S = 0.5
-"""Without a wait the process would have ended long before."""
+"""Seconds that the slow close still takes after the program began to end. A process that did not wait for the close
+would exit much earlier."""
 ending = threading.Event()
 
 
 class Slow:
-    """An object that a client closes, which takes until the process ends."""
+    """An object of a client whose `close` returns only while the process ends."""
 
     def close(self) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -35,7 +36,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    atexit.register(os._exit, 0)  # the last function: servers run in this process
+    # registered first, so that it runs last: it skips the end of the servers in this process
+    atexit.register(os._exit, 0)
     start_cluster(Path(sys.argv[1]))
     client = raymq.connect()
     client._track(Slow())

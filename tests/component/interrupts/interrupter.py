@@ -1,9 +1,9 @@
-"""Raises an exception from a signal handler at each point of a call, one after another.
+"""Raises an exception from a signal handler at each point of a call, one point per run of the call.
 
 CPython 3.11 runs signal handlers only in the main thread, and only at certain points: after a call of C code, at the
-start of a Python function, at a jump back. A trace function counts these points in raymq and the code that it calls,
-and makes the signal pending just before the n-th. So the handler runs exactly where a real signal's handler would run.
-The points:
+start of a Python function, at a jump back. A trace function counts these points in raymq and in the code that raymq
+calls. The trace function makes the signal pending just before the n-th point. So the handler runs exactly at a point at
+which the handler of a real signal could run. The points:
 
     a call, a jump back     before the instruction. The handler runs in the called function, or after C code.
     the return of a         if C code called the function: a class that is instantiated, `next`, a call with *arguments.
@@ -11,7 +11,8 @@ The points:
     the start of a          if no call led to it, but an attribute, a `with`, a loop, an operator. The trace function
     function                itself raises, because the handler would have run just before.
 
-Reading an attribute makes the signal pending: a call in the trace function would itself run the handler.
+The trace function makes the signal pending by reading an attribute, because a call in the trace function would itself
+run the handler.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ CHECKING = {
     for name in dis.opmap
     if name in ("PRECALL", "CALL_FUNCTION_EX") or name.startswith(("JUMP_BACKWARD", "POP_JUMP_BACKWARD"))
 }
-"""Instructions at which, or right after which, handlers run. PRECALL stands for the CALL that follows it."""
+"""Instructions at which, or immediately after which, CPython runs signal handlers. PRECALL represents the CALL after
+it."""
 CHECKING.discard(dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1))
 FROM_C = {dis.opmap["CALL"], dis.opmap["CALL_FUNCTION_EX"]}
-"""The caller's instruction if C code has called a function for it: a Python call is at the CACHE after its CALL."""
+"""Current instruction of the caller's frame if C code called the function on behalf of that instruction.
+
+A Python function that calls another Python function directly is at the CACHE after its CALL.
+"""
 BY_CALL = {dis.opmap["CACHE"], *FROM_C}
-"""The caller's instruction if one of CHECKING led to the function."""
+"""Current instruction of the caller's frame if a call instruction in CHECKING led to the function."""
 RESUME = dis.opmap["RESUME"]
 RESUME_CHECKS = 2
-"""A RESUME with a smaller argument, of a function or a generator, checks for signals. A RESUME after an await does
-not."""
+"""A RESUME whose argument is smaller starts or continues a function or generator and checks for signals. A RESUME after
+an await does not check."""
 
 UNTRACED = (
     "_weakrefset.py",
@@ -48,23 +53,26 @@ UNTRACED = (
         for folder in ("tests", "storage", "actors", "importlib", "logging", "site-packages")
     ),
 )
-"""Code in which no handler runs here: stand-ins of tests, servers in this process, libraries, and weak-reference
-callbacks.
+"""Parts of the paths of code that this test never interrupts: tests' stand-ins, servers in this process, libraries,
+weak-reference callbacks.
 
-Python runs such a callback wherever it drops the last reference, and only prints its exceptions.
+Python runs a weak-reference callback at any place that drops the last reference, and only prints the callback's
+exceptions.
 """
 
 
 PROGRAMS = os.path.join("component", "interrupts")
-"""The programs that make the calls."""
+"""Part of the paths of the test programs that make the calls to interrupt."""
 
 
 class InterruptedByTestError(Exception):
-    """The handler's exception, which is no RaymqError, like the exception of a time limit."""
+    """Exception that the signal handler raises. Like the exception of a user's time limit, it is not a
+    RaymqError."""
 
 
 class _Signal(int):
-    """A signal's number, whose `pending` makes the signal pending when it is read, without a call."""
+    """A signal number with an attribute `pending`. Reading the attribute makes the signal pending without a Python
+    call."""
 
     pending = property(_thread.interrupt_main)
 
@@ -75,24 +83,25 @@ _SIGNAL = _Signal(signal.SIGUSR1)
 class Interrupter:
     """Interrupts one call at its n-th point.
 
-    With `inside`, points are only in code whose path has this part, and in code that it calls: not in the event loop
-    around it. Functions named in `without` have no points.
+    `inside`: count only points in code whose path contains this text, and in code called from there, not points in the
+    event loop around that code. `without`: names of functions that have no points.
     """
 
     def __init__(self, inside: str = "", without: frozenset[str] = frozenset()) -> None:
         self._inside, self._without = inside, without
         self.raises: type[BaseException] | None = None
-        """The handler's exception; None for an InterruptedByTestError."""
+        """Class of the exception that the signal handler raises. None: InterruptedByTestError."""
         self._left = 0
         self.where = ""
         self.on_handled: Callable[[], None] = lambda: None
-        """The handler calls this before it raises."""
+        """Function that the signal handler calls before it raises."""
         signal.signal(signal.SIGUSR1, self._handle)
 
     def call(self, call: Callable[[], Any], point: int) -> bool:
-        """Make the call, interrupted at its `point`, from 1. Returns False if the call ended before.
+        """Make a call and interrupt it at point number `point`, counted from 1. Returns False if the call ended before
+        that point.
 
-        Raises the call's own error unless the call was interrupted.
+        Raises the call's own error if the call was not interrupted.
         """
         self._left, self.where = point, ""
         sys.settrace(self._trace)
@@ -114,7 +123,8 @@ class Interrupter:
         raise (self.raises or InterruptedByTestError)(self.where)
 
     def _is_untraced(self, frame: FrameType) -> bool:
-        """Return whether the frame belongs to the program, to code in UNTRACED folders, or to code that they call."""
+        """Return True if the frame has no points: it belongs to a test program, to code in UNTRACED, or to code called
+        from there."""
         if PROGRAMS in frame.f_code.co_filename:
             return True
         at: FrameType | None = frame
@@ -142,7 +152,8 @@ class Interrupter:
             if (
                 back.f_code.co_code[back.f_lasti] in FROM_C
                 and (argument is not None or frame.f_code.co_name == "__init__")
-                and not (self._inside and self._is_untraced(back))  # the event loop, which gets the awaited objects
+                # skips the event loop, to which a coroutine returns the object that it awaits
+                and not (self._inside and self._is_untraced(back))
                 and self._is_point(frame, "the return of")
             ):
                 _SIGNAL.pending  # noqa: B018
@@ -150,13 +161,14 @@ class Interrupter:
 
     @staticmethod
     def _looks_at_start(frame: FrameType) -> bool:
-        """Return whether a function or generator checks for signals now, and no call led to it."""
+        """Return True if a function or generator checks for signals at its current instruction, and no call instruction
+        led to it."""
         code, at, back = frame.f_code.co_code, frame.f_lasti, frame.f_back
         resumes = at >= 0 and code[at] == RESUME and code[at + 1] < RESUME_CHECKS
         return resumes and back is not None and back.f_code.co_code[back.f_lasti] not in BY_CALL
 
     def _is_point(self, frame: FrameType, what: str) -> bool:
-        """Count a point. Returns True if the handler runs there."""
+        """Count a point of the call. Returns True if the signal handler must run at this point."""
         self._left -= 1
         if self._left:
             return False

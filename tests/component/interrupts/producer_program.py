@@ -1,7 +1,7 @@
-"""Interrupts each call of a producer at each of its points, over a real store and real lanes.
+"""Interrupts each call of a producer at each point, with a real store and real lanes (direct socket connections).
 
 After each interrupt the same producer sends, and every acknowledged message is stored once. The program prints the
-number of points by call.
+number of interrupted points by call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from tests.support.clients.lanes import StorageDouble
 from tests.support.stores.stores import open_store
 
 HANG_S = 60
-"""A step that takes longer prints all stacks and ends the program."""
+"""Maximum seconds of a step. If a step takes longer, the program prints the stacks of all threads and exits."""
 UNINTERRUPTED = 3
-"""A call is done after ending this many times before its point came."""
+"""Number of consecutive tries that end before the point to interrupt, after which all points of a call count as
+interrupted."""
 
 
 class Program:
@@ -60,7 +61,8 @@ class Program:
         self.acknowledged.append((message.body, producer.send(message).queue_offset))
 
     def try_all(self, name: str, producer: Producer, call: Any) -> None:
-        """Interrupt `call` at each `stride`-th point. After each interrupt the producer must send."""
+        """Interrupt `call` at each `stride`-th point. Check after each interrupt that the producer can still
+        send."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -108,7 +110,7 @@ class Program:
         print(json.dumps(self.points))
 
     def check_quiet(self, producer: Producer) -> None:
-        """Check that no buffer space, no queue's turn and no lane stays taken."""
+        """Check that the producer has released all buffer space, the send turn of each queue, and all lanes."""
         producer.flush()
         buffer = producer.pipeline.buffer
         assert (buffer._bytes, buffer._count) == (0, 0), f"{buffer._bytes} bytes of {buffer._count} stay taken"

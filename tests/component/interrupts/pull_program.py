@@ -1,7 +1,7 @@
-"""Interrupts each call of a pull consumer at each of its points, over a real store, read in place or by fetches.
+"""Interrupts each call of a pull consumer at each point, with a real store that is read in place or by fetches.
 
-After each interrupt the same consumer polls. In the end every message was polled at least once before it counted as
-finished. The program prints the number of points by call.
+After each interrupt the same consumer polls. At the end, every message has been polled at least once before its offset
+counted as consumed. The program prints the number of interrupted points by call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL_S = 20.0
 
 
 class Rows:
-    """The rows of a table, each with its `body`."""
+    """The rows of a polled table, as objects with an attribute `body`."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -58,7 +58,8 @@ class Program:
         self.stored = 0
         self.polled: set[bytes] = set()
         self.got: list[Any] = []
-        """The messages or the table that the interrupted call returned; read when no handler runs."""
+        """Messages or table that the interrupted call returned. They are read after the call, when no signal handler
+        can interrupt."""
 
     def consumer(self, **options: Any) -> PullConsumer:
         engine = PullEngine(
@@ -84,14 +85,15 @@ class Program:
         self.polled.update(message.body for message in messages)
 
     def poll_for(self, consumer: PullConsumer, body: bytes) -> None:
-        """Poll until a message arrives."""
+        """Poll until the message with this body arrives."""
         while body not in self.polled:
             messages = consumer.poll(500, POLL_S)
             assert messages, f"{body!r} did not come in {POLL_S:g} s"
             self.note(messages)
 
     def try_all(self, name: str, consumer: PullConsumer, call: Any, recover: Callable[[], None] = lambda: None) -> None:
-        """Interrupt a call at each `stride`-th point. After each interrupt, and after `recover`, nothing is skipped."""
+        """Interrupt a call at each `stride`-th point. Check after each interrupt, and after `recover`, that the
+        consumer skips no message."""
         point, ended, count = 1, 0, 0
         while ended < UNINTERRUPTED:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -144,9 +146,11 @@ class Program:
         print(json.dumps(self.points))
 
     def calling_from_c(self, consumer: PullConsumer) -> None:
-        """Interrupt a poll that C code calls, for arguments in a tuple, and that returns before the handler runs.
+        """Interrupt a poll that C code calls, because the call unpacks a tuple of arguments. The poll returns before
+        the handler runs.
 
-        The poll's messages are lost with the result, and return after a seek to the committed offset.
+        The polled messages are lost with the poll's result. A seek to the committed offset returns these messages
+        again.
         """
         arguments = (500, POLL_S)
         lost = 0
@@ -183,7 +187,7 @@ class Program:
         consumer.close()
 
     def closing(self) -> None:
-        """Check that a consumer whose close is interrupted still ends."""
+        """Check that a consumer whose close was interrupted can still be closed."""
         point, ended = 1, False
         while not ended:
             faulthandler.dump_traceback_later(HANG_S, exit=True)

@@ -1,7 +1,8 @@
-"""A signal handler that raises, at each point of each call in turn: afterwards a send, a poll and a close work.
+"""Tests that interrupt each client call at each point by a signal handler that raises; afterwards send, poll and close
+work.
 
-Every public method of a client object either runs in a helper thread, where no handler runs, or is in DIRECT and is
-interrupted here at each of its points.
+Every public method of a client object either runs in a helper thread, in which no signal handler runs, or is listed in
+DIRECT and is interrupted by these tests at each of its points.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ DIRECT = {
     "PullConsumer": {"poll", "poll_table", "assignment", "acknowledge", "position", "paused"},
     "AsyncPullConsumer": {"assignment", "acknowledge", "position", "paused"},
 }
-"""The methods that run in the caller's thread, by class."""
+"""Public methods that run in the caller's thread instead of a helper thread, by class."""
 NOTHING_ASIDE = {"AsyncProducer", "AsyncPullConsumer", "AsyncSimpleConsumer", "NamespacedCalls"}
-"""The kinds that aside_program does not try: all of their calls are coroutines, or calls of another kind."""
+"""Kinds of objects that aside_program does not test: all their calls are coroutines, or belong to another kind."""
 WAITS = 2
-"""The interrupts of a waiting caller: before its call runs, and after the call."""
+"""Number of interrupts of a caller that waits for a helper thread: one before the helper runs the function, and one
+after."""
 MAKES_AN_OBJECT = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-"""Functions that only make an object, which does the work later."""
+"""Kinds of functions that only create a coroutine, generator or async generator; the work runs later in that
+object."""
 
 
 def run_program(name: str, *arguments: object) -> str:
@@ -49,7 +52,7 @@ def run_program(name: str, *arguments: object) -> str:
 
 
 def points(program: str, *arguments: object) -> dict[str, Any]:
-    """Run a program of this folder. Returns the points that it interrupted, by call."""
+    """Run a test program of this folder. Returns the number of points that the program interrupted, by call."""
     found: dict[str, Any] = json.loads(run_program(program, *arguments).splitlines()[-1])
     print(total(found), "points:", found)
     return found
@@ -75,7 +78,8 @@ def test_a_pull_consumer_works_and_skips_nothing_after_an_interrupt_at_any_point
 
 
 def test_a_caller_that_is_interrupted_while_a_helper_makes_its_call_leaves_nothing_taken(tmp_path: Path) -> None:
-    """Tests every public method that runs aside, of every kind of object, with raymq in the program's own process."""
+    """Tests every public method that runs in a helper thread, of every kind of object. raymq runs in the test program's
+    process."""
     found = points("aside_program", tmp_path)
     assert {kind.__name__ for kind in kinds()} - set(found) == NOTHING_ASIDE
     for kind, calls in found.items():
@@ -107,13 +111,13 @@ def test_every_public_method_runs_beside_the_main_thread_or_is_tried_here(kind: 
 
 @pytest.mark.parametrize("method", ["poll", "poll_table"])
 def test_no_handler_runs_between_the_end_of_a_poll_and_its_caller(method: str) -> None:
-    """C code calls a function around the poll, and Python checks for signals after such a call: the returned messages
-    would be lost, and count as returned."""
+    """If C code called a function around the poll, Python would check for signals after that call. The polled messages
+    would be lost, although they count as returned."""
     assert not hasattr(getattr(PullConsumer, method), "__wrapped__")
 
 
 def test_a_call_of_another_thread_runs_in_that_thread() -> None:
-    """Handlers run in the main thread only, so other threads need no helper."""
+    """Signal handlers run in the main thread only, so calls of other threads need no helper thread."""
     threads: list[threading.Thread] = []
     thread = threading.Thread(target=lambda: aside(lambda: threads.append(threading.current_thread())))
     thread.start()

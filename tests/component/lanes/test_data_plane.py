@@ -1,4 +1,4 @@
-"""The data plane of a storage actor, equal over Unix lanes, TCP lanes and TLS lanes."""
+"""Tests of a storage actor's data plane (sends and reads), with equal results over Unix, TCP and TLS sockets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def flush(request):
 
 @pytest.fixture
 def double(tmp_path, no_flushes, flush):
-    """Return a maker of stand-ins for a storage actor with a store of these settings."""
+    """Return a function that creates a stand-in for a storage actor. The function's arguments are the settings of the
+    actor's store."""
     made = []
 
     def make(*, capacity=10_000, host="127.0.0.1", tls=None, **settings):
@@ -78,7 +79,8 @@ def way(request):
 
 @pytest.fixture
 def connect(monkeypatch, tmp_path, double, way):
-    """Return a stand-in for a storage actor, and a client of it that uses one way."""
+    """Return a function that creates a stand-in for a storage actor, and a client connected over the transport
+    `way`."""
     clients = []
 
     def connect(*, on_node=None, **settings):
@@ -148,7 +150,7 @@ def test_a_repeat_is_recognised_and_a_fenced_producer_gets_an_error(connect):
 
 
 def test_a_result_lists_offsets_that_are_not_consecutive(connect):
-    """A batch that crosses the end of a file, and a batch whose first part was stored before."""
+    """Appends a batch that crosses the end of a log file, and a batch whose first message was already stored."""
     _, client, _ = connect()
     [over_the_end] = client.append([make_batch([b"x" * 30_000] * 4)], WAIT_S)
     assert over_the_end.physical_offsets is not None
@@ -195,7 +197,7 @@ def test_deleted_topics_full_stores_and_limits_raise_their_own_errors(connect):
     with pytest.raises(StoreNotWritableError, match="the disk is full"):
         client.append([make_batch([b"one"])], WAIT_S)
     actor.store.flags.clear_flag(RunningFlag.DISK_FULL)
-    for _ in range(3):  # failed appends no longer count
+    for _ in range(3):  # the failed appends do not count against the limit of waiting appends
         client.append([make_batch([b"one"])], WAIT_S)
 
 
@@ -294,7 +296,7 @@ def test_ids_that_are_a_range_and_tag_codes_arrive(connect, monkeypatch):
     assert seen[0].wait_store_msg_ok
 
 
-# Reading
+# Tests of reads
 
 
 def test_a_fetch_waits_for_a_message_and_no_longer_than_asked(connect):
@@ -382,13 +384,14 @@ def test_reading_gives_the_same_near_the_files_and_far_from_them(connect, on_nod
     assert results[0].count == 2
     actor.store.append([make_batch([b"x"], queue_id=1)])
     small = [FetchRequest("orders", 0, 0, 100), FetchRequest("orders", 1, 0, 100)]
-    # one message is returned however small the limit; the next queue may need another request
+    # a fetch returns at least one message even if the byte limit is smaller; another queue's message may need another
+    # request
     assert [result.count for result in client.fetch(small, 1, 0.0, WAIT_S)] == [1, int(on_node)]
     assert [result.count for result in client.fetch(small[1:], 1, 0.0, WAIT_S)] == [1]
 
 
 def in_bytes(result):
-    """Return a result of `find` in the form of `fetch`."""
+    """Convert a result of `find` (records in place) to a result of `fetch` (records as bytes)."""
     if not isinstance(result, FoundInPlace):
         return result
     records = RecordsInPlace.of(result.files, result.mapped).data if result.mapped else b""
@@ -418,12 +421,12 @@ def test_reading_in_place_finds_the_fetched_messages(watched, limit):
     assert isinstance(found[0], FoundInPlace) == (limit > 0)
 
 
-# The watch
+# Tests of the watch of queue ends
 
 
 @pytest.fixture
 def watched(double, tmp_path, monkeypatch):
-    """Return a stand-in for a storage actor on this node, and a client of it."""
+    """Return a stand-in for a storage actor on this node, and a client of that actor."""
     actor = double()
     where = description(actor.lanes.address, root=str(actor.store.status().root))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: FakeActor({"describe": lambda: where}))
@@ -578,7 +581,8 @@ def test_from_another_node_nothing_is_watched(double, monkeypatch):
 
 
 def test_a_failed_wait_is_reported_and_leaves_nothing_registered(watched, monkeypatch):
-    """The role changes between the two checks of a request; the second check is made when its timeout ends."""
+    """The master role changes between the two checks of a waiting request. The second check runs when the request's
+    timeout expires."""
     actor, client = watched
     ends, looks = actor.store.fetches.ends, []
 

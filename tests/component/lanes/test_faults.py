@@ -1,4 +1,5 @@
-"""Lanes that cannot be opened, break in the middle, or lead to a server that was restarted: producers and readers."""
+"""Tests of producers and readers whose lanes (direct socket connections) cannot be opened, break in the middle, or lead
+to a restarted server."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ HANDSHAKE_BYTES = HELLO_BYTES + VERDICT_BYTES
 
 
 class FaultyActor:
-    """A storage actor on another node, whose description leads to `address`; with None, to its lanes."""
+    """Stand-in for a storage actor on another node. Its `describe` returns `address`, or the actor's real address if
+    `address` is None."""
 
     def __init__(self, directory: Path) -> None:
         self.store = open_store(directory)
@@ -51,12 +53,12 @@ class FaultyActor:
         return description(self.address or self.double.lanes.address, node_id="elsewhere", root="/not-here")
 
     def restart(self) -> None:
-        """End all lanes, and open new ones at another port."""
+        """Close all lanes, and serve lanes at another port."""
         self.double.lanes.close()
         self.double = self._open()
 
     def cut(self, more_bytes: int) -> CuttingProxy:
-        """Put a proxy in the way, which cuts each lane `more_bytes` after the handshake."""
+        """Let clients connect through a proxy that cuts each connection `more_bytes` after the handshake."""
         proxy = CuttingProxy(self.double.lanes.address, HANDSHAKE_BYTES + more_bytes)
         self._stack.append(proxy)
         self.address = proxy.address
@@ -115,7 +117,8 @@ NOT_OPENED: list[Callable[[FaultyActor], None]] = [nobody_listens, wrong_secret,
 
 
 def bodies(client: StorageClient) -> list[bytes]:
-    """The messages of the queue, read by a fetch from another node; retried as consumers retry."""
+    """Return the bodies of the queue's messages, fetched from another node. Failed fetches are retried, as consumers
+    do."""
 
     def fetch(left_s: float) -> list[bytes]:
         [found] = client.fetch([FetchRequest("orders", 0, 0, 1000)], 1 << 20, 0.0, left_s)

@@ -1,4 +1,5 @@
-"""A storage actor's lanes with a guard, which checks each frame and its user; a refused frame changes nothing."""
+"""Tests of a storage actor with an access check (guard) for each request frame and its user; a refused frame changes
+nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ ENDS = [FetchRequest("orders", 0, 0, 1)]
 
 
 class Guarded:
-    """A storage actor's lanes whose guard refuses the methods in `refused`."""
+    """A storage actor's lane server and a client. The server's access check refuses the methods in `refused`."""
 
     def __init__(self, directory: Any, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Idle connections on a store's Unix socket and port do not disturb other clients. No Ray."""
+"""Tests that idle connections to a store's Unix socket and port do not disturb other clients. No Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER_S = 3600.0
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
-    """Yield a store that is used over the socket, over the port, and over the port with TLS. No timeout expires."""
+    """Yield a store served over a Unix socket, TCP, or TCP with TLS. The handshake timeout never expires."""
     monkeypatch.setattr(lane_server, "HANDSHAKE_TIMEOUT_S", FOREVER_S)
     files = None
     if request.param == "tls":
@@ -46,7 +46,7 @@ def actor(request, monkeypatch, tmp_path) -> Iterator[StorageDouble]:
 
 @pytest.fixture
 def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeActor]]]:
-    """Yield a maker of clients of the store without open lanes."""
+    """Yield a function that creates a client of the store that has no open connection."""
     clients: list[StorageClient] = []
 
     def use() -> tuple[StorageClient, FakeActor]:
@@ -62,7 +62,7 @@ def use(actor, monkeypatch) -> Iterator[Callable[[], tuple[StorageClient, FakeAc
 
 
 def knock(actor: StorageDouble, stack: ExitStack, count: int) -> list[socket.socket]:
-    """Open connections that send nothing."""
+    """Open `count` connections to the store that send nothing."""
     address = actor.lanes.address
     family, target = (socket.AF_INET, (address.host, address.port)) if address.port else (socket.AF_UNIX, address.name)
     streams = [stack.enter_context(closing(socket.socket(family))) for _ in range(count)]
@@ -73,7 +73,8 @@ def knock(actor: StorageDouble, stack: ExitStack, count: int) -> list[socket.soc
 
 
 def sends_and_reads(client: StorageClient, fake: FakeActor, body: bytes, queue_id: int) -> None:
-    """Check that a batch is sent and read over a lane."""
+    """Check that the client can send a batch and read it back over its lane (direct socket connection), without Ray
+    calls."""
     [result] = client.append([make_batch([body], queue_id=queue_id)], WAIT_S)
     request = FetchRequest("orders", queue_id, result.queue_offset, 10)
     [found] = client.fetch([request], 1 << 20, WAIT_S, WAIT_S)
@@ -93,14 +94,15 @@ def test_connections_without_a_handshake_do_not_disturb_other_clients(actor, use
         for stream in streams:
             stream.setblocking(False)
         assert not any(map(has_ended, streams)), "they still stand there"
-        assert threading.active_count() <= threads  # threads of an earlier test may end now
+        # fewer threads are possible, because threads of an earlier test may end during this test
+        assert threading.active_count() <= threads
     assert bodies_of(actor.store) == [b"before", b"meanwhile"]
 
 
 def has_ended(stream: socket.socket) -> bool:
     try:
         while stream.recv(1000):
-            pass  # the hello
+            pass  # discards the server's hello
     except BlockingIOError:
         return False
     except ConnectionError:
@@ -109,7 +111,7 @@ def has_ended(stream: socket.socket) -> bool:
 
 
 def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
-    """Half of the lanes are in the middle of a frame."""
+    """Half of the idle connections have sent an incomplete frame."""
     remote = bool(actor.lanes.address.port)
     client, fake = use()
     sends_and_reads(client, fake, b"0", 0)
@@ -122,7 +124,8 @@ def test_idle_open_lanes_do_not_disturb_other_clients(actor, use):
         eventually(lambda: actor.lanes.server.connections >= IDLE + mine, "all are open")
         for number in range(1, 9):
             sends_and_reads(client, fake, b"%d" % number, 0)
-        assert threading.active_count() <= threads  # threads of an earlier test may end now
+        # fewer threads are possible, because threads of an earlier test may end during this test
+        assert threading.active_count() <= threads
         assert actor.lanes.server.connections == IDLE + mine
     assert bodies_of(actor.store) == [b"%d" % number for number in range(9)]
 

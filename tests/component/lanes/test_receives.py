@@ -1,4 +1,5 @@
-"""Receives over the lanes of a real store, in every way: its ends are watched, and the leased messages are read."""
+"""Tests of receives over each transport of a real store: the broker watches the queue ends, and clients read the leased
+messages."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ ALL = Subscription.parse("orders")
 def connect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_flushes: None
 ) -> Iterator[tuple[StorageDouble, StorageClient]]:
-    """The double of a storage actor, and a client of it."""
+    """Yield a stand-in for a storage actor, and a client of that actor."""
     way = request.param
     actor = StorageDouble(open_store(tmp_path / "store", flush_disk_type=FlushDiskType.ASYNC_FLUSH), host="127.0.0.1")
     root = str(actor.store.status().root) if way == "in place" else str(tmp_path / "not-readable-from-here")
@@ -118,7 +119,8 @@ def test_messages_that_a_filter_expression_excludes_are_skipped(
 def test_a_leased_message_that_cannot_be_read_does_not_hold_up_its_neighbours(
     connect: tuple[StorageDouble, StorageClient], whole: bool
 ) -> None:
-    """`whole`: the record is intact and its body damaged; otherwise the body's size is damaged."""
+    """`whole`: the test damages the message's body and leaves the record intact; otherwise the test damages the field
+    of the body's size."""
     actor, client = connect
     client.append([make_batch([b"body %d" % number for number in range(8)])], WAIT_S)
     log = Path(actor.store.status().root) / "commitlog" / f"{0:020d}"

@@ -1,6 +1,5 @@
-"""Requests at a store's lanes while all its threads are busy: limits in number and time, and unaffected requests. No
-Ray.
-"""
+"""Tests of requests to a store while all of its threads are busy: limits of number and waiting time, and requests that
+are not affected. No Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ CALLERS = 16
 
 
 class HeldStore:
-    """A store with lanes whose threads are all busy with fetches, and its callers, each with a lane of its own."""
+    """A store whose read threads are all busy with fetches, and its callers. Each caller has its own lane (direct
+    socket connection)."""
 
     def __init__(self, actor: StorageDouble, callers: ThreadPoolExecutor, go_on: threading.Event) -> None:
         self.actor, self.go_on = actor, go_on
@@ -56,7 +56,8 @@ class HeldStore:
 
 @pytest.fixture
 def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
-    """Yield a function that opens a store of one message with these settings, and keeps its threads busy."""
+    """Yield a function that opens a store with the given settings and one message, and blocks all read threads of the
+    store."""
     opened: list[HeldStore] = []
 
     def hold(**settings: int) -> HeldStore:
@@ -75,7 +76,8 @@ def hold(monkeypatch, tmp_path) -> Iterator[Callable[..., HeldStore]]:
         held = HeldStore(actor, ThreadPoolExecutor(CALLERS), go_on)
         opened.append(held)
         held.client().append([make_batch([b"first"])], WAIT_S)
-        for _ in range(READ_THREADS):  # one after another: together they would wait, and one would be refused
+        # start the fetches one after another: if all waited at once, the store would refuse one of them
+        for _ in range(READ_THREADS):
             held.fetch()
             assert began.acquire(timeout=WAIT_S)
         return held

@@ -1,4 +1,4 @@
-"""The metrics of a storage actor, compared with known traffic of a real store."""
+"""Tests that compare the metrics of a storage actor with known traffic of a real store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def store(tmp_path, clock):
 
 @pytest.fixture
 def report(store, ray_metrics):
-    """Return a function that reports the store's figures once more, and returns Ray's values."""
+    """Return a function that reports the store's metrics once more and returns the metric values that Ray
+    received."""
     reporter = Reporter("c", "broker-a", "storage-broker-a-0")
     metrics = StorageMetrics(lambda: store, lambda: 3, lambda: [WAITING])
 
@@ -132,7 +133,7 @@ def test_transactions(store, report, clock):
     assert report().value("raymq_half_messages") == 3
     clock.now_ms += 200
     halves[0].commit()
-    halves[0].commit()  # a repeat is not timed
+    halves[0].commit()  # the latency metric does not count a repeated commit
     halves[1].rollback()
     latency = "raymq_finish_message_latency_milliseconds"
     assert report().value(f"{latency}_bucket", topic="orders", le="100") == 0

@@ -1,6 +1,7 @@
-"""A real Prometheus scrapes an exporter with a series of every instrument.
+"""Tests in which a real Prometheus scrapes an exporter that has a series of every instrument.
 
-Each dashboard expression has an answer, the rules are loaded, and the relabel snippet gives RocketMQ's names.
+Each dashboard expression returns data, Prometheus loads the rules, and the relabel snippet produces RocketMQ's metric
+names.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ RELABEL = Path(str(files(raymq.tools.observability) / "relabel.yml"))
 RAYS = 'SessionName="session_1",WorkerId="w",JobId="01000000",NodeAddress="127.0.0.1"'
 
 FIXED = {"is_system": "false", "role": "broker"}
-"""Labels whose values expressions use."""
+"""Labels and the values of them that dashboard and rule expressions select."""
 
 
 def page(scrape: int) -> str:
-    """Return made-up figures of all instruments as Ray's agent exposes them. Counters grow from scrape to scrape."""
+    """Return a metrics page with made-up values of all instruments, as Ray's agent exposes them. Counters grow with
+    each scrape."""
     lines = []
     for instrument in INSTRUMENTS.values():
         own = ",".join(f'{label}="{FIXED.get(label, "some")}"' for label in instrument.labels)
@@ -40,7 +42,7 @@ def page(scrape: int) -> str:
             lines += [f"# TYPE {name}_total counter", f"{name}_total{{{labels}}} {10 * scrape}"]
         elif instrument.kind is InstrumentKind.GAUGE:
             lines += [f"# TYPE {name} gauge", f"{name}{{{labels}}} 1"]
-        else:  # the other three are gauges that grow
+        else:  # Ray exposes a histogram's three series (bucket, count, sum) as gauges that grow
             bounds = [*map(str, instrument.bounds), "+Inf"]
             for index, bound in enumerate(bounds, start=1):
                 lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {index * scrape}')
@@ -50,8 +52,8 @@ def page(scrape: int) -> str:
 
 
 def config(target: str, more: str = "") -> str:
-    """Return a prometheus.yml as Ray makes it, with the rules and a scrape each second. `more`: further keys of the
-    scrape."""
+    """Return a prometheus.yml as Ray writes it, with raymq's rules and a scrape each second. `more`: additional keys of
+    the scrape config, as YAML."""
     scrape = {"job_name": "ray", "static_configs": [{"targets": [target]}], **(yaml.safe_load(more) if more else {})}
     return yaml.safe_dump(
         {

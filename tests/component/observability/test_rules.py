@@ -1,4 +1,5 @@
-"""The alerts, judged by Debian's promtool: each fires for one made-up history, and does not fire for another."""
+"""Tests of the alert rules with Debian's promtool: each alert fires for one made-up history and not for
+another."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Values of series, one per minute, in promtool's notation: for which the alert fires, and for which it does
-    not."""
+    """Two histories for an alert: series values for which the alert fires, and series values for which it stays quiet.
+
+    Each series has one value per minute, in promtool's notation.
+    """
 
     alert: str
     fires: dict[str, str]
@@ -40,7 +43,10 @@ def gauge(name: str, labels: str, values: str) -> dict[str, str]:
 
 
 def sends(fast: str, slow: str) -> dict[str, str]:
-    """Return a histogram of sends: `fast` take 5 ms, and `slow` take more than 500."""
+    """Return the bucket series of a send-time histogram, in promtool's notation.
+
+    `fast` is the number of sends that take at most 5 ms; `slow` also counts the sends that take more than 500 ms.
+    """
     bucket = f'ray_raymq_send_cost_time_milliseconds_bucket{{{ALL},topic="t",invocation_status="success",le='
     return {f'{bucket}"5"}}': fast, f'{bucket}"500"}}': fast, f'{bucket}"+Inf"}}': slow}
 
@@ -132,7 +138,7 @@ def test_metrics_gone_fires_where_nothing_ever_reported(tmp_path: Path) -> None:
 
 
 def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
-    """It also fires if other messages died long ago."""
+    """The alert also fires for a new dead letter if the counter was already above zero for a long time."""
     judge(
         "RaymqDeadLetters",
         {f'ray_raymq_send_to_dlq_messages_total{{{GROUP},topic="t"}}': "1x56 2x4"},
@@ -142,7 +148,8 @@ def test_one_more_dead_letter_fires_again(tmp_path: Path) -> None:
 
 
 def judge(alert: str, series: dict[str, str], fires: bool, directory: Path) -> str:
-    """Let promtool check whether the alert fires after an hour of these values. Other alerts may fire or not."""
+    """Check with promtool whether an alert fires after an hour of the given series. Other alerts may fire as
+    well."""
     if alert != "RaymqMetricsGone":
         series = {UP: "1x60", STORE_UP: "1x60", **series}
     case = {

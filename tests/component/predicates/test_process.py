@@ -1,4 +1,4 @@
-"""A predicate's process: its answers, and its end when the function hangs, crashes or exits."""
+"""Tests of the process that runs a predicate: its results, and its end if the function hangs, crashes or exits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER_S = 1e12
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> tuple[LocatedRecords, StoreLog]:
-    """Records at offsets 0 to 19 in a store's log, whose bodies are their offsets."""
+    """Return records at queue offsets 0 to 19 and the store's log. Each record's body is its offset."""
     store = open_store(tmp_path_factory.mktemp("p") / "store")
     store.append([make_batch([b"%d" % number for number in range(20)])])
     storage = MappedStorage(store)
@@ -163,7 +163,7 @@ def test_its_process_ends_with_it(start, found):
 
 
 def test_its_process_ends_when_the_runner_is_killed(found, tmp_path):
-    """Also in the middle of a call that holds the interpreter."""
+    """The process also ends during a call that holds the interpreter lock."""
     child = tmp_path / "pid"
 
     def function(message):

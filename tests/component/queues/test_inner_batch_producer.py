@@ -1,4 +1,5 @@
-"""A producer and a topic of queue type "batch": messages sent together are one record of a real store."""
+"""Tests of a producer with a topic of queue type "batch": messages sent together are one record of a real
+store."""
 
 from __future__ import annotations
 

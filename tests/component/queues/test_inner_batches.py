@@ -1,4 +1,5 @@
-"""Inner batches that producers send: stored once as one record, found by offset, key and id, and on slaves."""
+"""Tests of inner batches that producers send: stored once as one record; found by offset, key and id; copied to
+slaves."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def inner(
     epoch: int = 0,
     **fields: Any,
 ) -> EncodedBatch:
-    """Return an inner batch of these bodies. Message n of producer "p" has key k-n, and n as its unique id."""
+    """Return an inner batch of these bodies, sent by producer "p". The message with sequence number n has key k-n and n
+    as its unique id."""
     numbers = range(sequence, sequence + len(bodies))
     return encode_inner_batch(
         [Message(TOPIC, body, keys=f"k-{n}", **fields) for n, body in zip(numbers, bodies, strict=True)],
@@ -57,8 +59,8 @@ def inner(
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """Return a store with several files of log and batch queue: 60 batches of 1 to 5 messages, and others between
-    them."""
+    """Return a store with several log files and batch queue files: 60 inner batches of 1 to 5 messages, and a plain
+    message before each batch."""
     store = open_store(root, **SMALL_QUEUE_FILES, **changes)
     sequence = 0
     for number in range(60):

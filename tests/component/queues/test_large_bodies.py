@@ -1,4 +1,5 @@
-"""Bodies of more than 4 MiB in a store that allows 16 MiB: every reader gets them whole, compressed or not."""
+"""Tests of bodies of more than 4 MiB in a store that allows 16 MiB: every reader gets the whole body, compressed or
+not."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ WAIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
-    """Return one short body, one incompressible body, three that compress well, and the longest."""
+    """Return one short body, one incompressible body, three bodies that compress well, and one body of the maximum
+    size."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     return [b"short", random.Random(seed).randbytes(5 << 20), *[b"%d" % n * (6 << 20) for n in (1, 2, 3)], bytes(LIMIT)]
@@ -75,13 +77,14 @@ def store(tmp_path_factory, bodies) -> Iterator[MessageStore]:
 
 @pytest.fixture(autouse=True)
 def process(store, monkeypatch) -> None:
-    """Make the process forget the bounds of all stores."""
+    """Reset the maximum message size that this process has learned from stores to the default."""
     monkeypatch.setattr(compression._bound, "most_bytes", MAX_MESSAGE_SIZE_BYTES)
 
 
 @pytest.fixture
 def described(monkeypatch, store) -> None:
-    """Let a client of this process call the store's actor."""
+    """Let a client of this process call `describe` of the store's actor, so that the process learns the store's maximum
+    message size."""
     actor = SimpleNamespace(call=lambda name, timeout_s: replace(description(), max_message_size_bytes=LIMIT))
     monkeypatch.setattr(storage_client, "ActorRef", lambda name: actor)
     client = StorageClient("storage-broker-a-0", "elsewhere")
@@ -101,7 +104,7 @@ def mapped(store: MessageStore) -> tuple[LocatedRecords, ...]:
 
 
 def polled(store: MessageStore, *, in_place: bool) -> list[PolledRecords]:
-    """Return the slices of a poll."""
+    """Return the queue's records in the form that a consumer's poll uses."""
     parts = mapped(store) if in_place else (LocatedRecords.read(fetched(store).records),)
     subscription = Subscription.parse("orders", "*")
     return [PolledRecords(QUEUE, subscription, FetchedRecords(part, 6), len(part.starts)) for part in parts]

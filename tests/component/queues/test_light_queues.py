@@ -1,4 +1,5 @@
-"""Light queues end to end in one process: a producer's message in several queues, read from each, and swept."""
+"""Tests of light queues in one process: a producer's message appears in several queues, is read from each, and
+expires."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def test_a_reader_beside_the_store_reads_the_same_and_leaves_what_it_cannot_map(
 
 @pytest.mark.parametrize("where", ["magic", "name", "offset"])
 def test_a_damaged_record_does_not_hold_up_a_light_queue(tmp_path, store, where):
-    """Damages the magic, the light queue's name in the record's properties, or the offset there."""
+    """`where`: the test damages the record's magic, the light queue's name in the record's properties, or the light
+    queue's offset in these properties."""
     names = {"INNER_MULTI_DISPATCH": ALICE}
     store.append([make_batch([b"one", b"the damaged two", b"three"], extra_properties=names)])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -149,7 +151,7 @@ def test_thousands_of_queues_take_little_space(tmp_path):
 
 
 def expire(store: MessageStore, root: Path) -> None:
-    """Make retention delete all files of the log except the last."""
+    """Make retention delete the old files of the log."""
     now = datetime(2023, 11, 15, 3)
     for path in sorted((root / "commitlog").iterdir())[:-2]:
         os.utime(path, (now.timestamp() - 360_000,) * 2)
@@ -158,7 +160,8 @@ def expire(store: MessageStore, root: Path) -> None:
 
 
 def all_of(store: MessageStore, topic: str, offset: int) -> list[MessageExt]:
-    """Return the messages for a consumer at `offset`, which goes to the nearest end if the queue lacks its offset."""
+    """Return the messages that a consumer at `offset` gets. If the queue does not have `offset`, the consumer continues
+    at the nearest end of the queue."""
     [result] = store.fetch([FetchRequest(topic, 0, offset, 100)], max_bytes=1 << 20, wait_s=0)
     if result.status is PullStatus.OFFSET_ILLEGAL:
         [result] = store.fetch([FetchRequest(topic, 0, result.next_offset, 100)], max_bytes=1 << 20, wait_s=0)

@@ -1,4 +1,5 @@
-"""A replica remembers its highest confirm offset: a log that ends before it neither leads nor truncates other logs."""
+"""Tests that a replica stores its highest confirm offset, and that a replica whose log ends before that offset neither
+leads nor truncates other logs."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a maker of groups in which all replicas have BODIES, acknowledged."""
+    """Yield a function that creates broker groups. All replicas of a group store BODIES, acknowledged."""
     with filled_groups(tmp_path, BODIES, mapped_file_size_commit_log_bytes=1 << 20) as build:
         yield build
 
 
 def record_ends(group: LocalReplicas, name: int) -> list[int]:
-    """Return the end of each record in a replica's log, which fits into its first file."""
+    """Return the end offset of each record in a replica's log. All records are in the log's first file."""
     end = group.replicas[name].account().end_offset
     path = min((group.directory(name) / "commitlog").iterdir())
     data, ends, position = path.read_bytes(), [], 0
@@ -41,7 +42,8 @@ def record_ends(group: LocalReplicas, name: int) -> list[int]:
 
 
 def restart(group: LocalReplicas, kept: dict[int, int]) -> dict[int, int]:
-    """End every process and truncate some logs to a number of records. Returns the end of each log before."""
+    """End every replica's process, and truncate some logs. `kept`: number of records to keep, by replica. Returns each
+    log's end before the truncation."""
     ends = {name: record_ends(group, name) for name in sorted(group.names)}
     for name in sorted(group.names):
         group.close(name)
@@ -80,7 +82,8 @@ def test_a_replica_that_lost_the_end_of_its_log_says_so_follows_and_gets_it_back
 
 
 def elect_alone(group: LocalReplicas, name: int) -> None:
-    """Elect a replica that has lost its log and its confirm offset, as if the others were away for long."""
+    """Elect a replica that has lost its log and its confirm offset, as if the other replicas were absent for a long
+    time."""
     (group.directory(name) / CONFIRM_FILE).unlink()
     group.open(name)
     group.control_state._due_since_s = -group.control_state.rules.grace_s

@@ -1,4 +1,5 @@
-"""The frames of the log at a replica: their conditions for an answer, and that waiting frames hold no thread."""
+"""Tests of the frames with which replicas read and append the log: when a replica answers them, and that waiting frames
+hold no thread."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def group(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 @pytest.fixture
 def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
-    """Open some lanes to each replica."""
+    """Yield open lanes (direct socket connections) to each replica, by replica: two more than a replica has read
+    threads."""
     with ExitStack() as stack:
         opened: dict[int, list[Lane]] = {MASTER: [], SLAVE: []}
         for replica in (MASTER, SLAVE):
@@ -59,7 +61,7 @@ def lanes(group: LocalReplicas) -> Iterator[dict[int, list[Lane]]]:
 
 
 def position(group: LocalReplicas, **changed: object) -> ReadLog:
-    """Return the slave's next READ_LOG."""
+    """Return the READ_LOG request that the slave sends next, with the fields in `changed` replaced."""
     following = group.replicas[SLAVE].following(0.0)
     assert following is not None
     end = following.position or 0

@@ -1,4 +1,5 @@
-"""Another replica's bytes mend damage in a replica's log, and a damaged replica does not lead before."""
+"""Tests that a replica repairs damage in its log with another replica's bytes, and does not become master before the
+repair."""
 
 from __future__ import annotations
 
@@ -30,17 +31,18 @@ Make = Callable[..., LocalReplicas]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Yield a maker of groups in which all replicas have BODIES, acknowledged."""
+    """Yield a function that creates broker groups. All replicas of a group store BODIES, acknowledged."""
     with filled_groups(tmp_path, BODIES) as build:
         yield build
 
 
 BODY_AFTER_MAGIC = 84
-"""The bytes from the magic of a record to its body."""
+"""Number of bytes between the start of a record's magic and the start of the record's body."""
 
 
 def flip(group: LocalReplicas, name: int, body: bytes, back: int = 0) -> None:
-    """Change a byte of a body in the log of a closed replica, or the byte `back` bytes before it."""
+    """Flip a bit of a body's first byte, or of the byte `back` bytes before the body, in the log of a stopped
+    replica."""
     for path in sorted((group.directory(name) / "commitlog").iterdir()):
         data = bytearray(path.read_bytes())
         position = data.find(body)
@@ -63,7 +65,7 @@ def start(group: LocalReplicas, *names: int) -> None:
 
 
 def logs(group: LocalReplicas) -> set[bytes]:
-    """Return the different logs of the group."""
+    """Return the set of different logs in the group. A set of one log means that all replicas are equal."""
     return {
         b"".join(path.read_bytes() for path in sorted((group.directory(name) / "commitlog").iterdir())).rstrip(b"\0")
         for name in group.names
@@ -121,7 +123,7 @@ def test_records_that_no_replica_has_intact_stay_damaged_and_the_group_continues
     assert [len(replica.holes) for replica in group.replicas.values()] == [1, 1, 1]
     assert group.control_state.record.sync_state_set.members == group.names
     slaves = [replica for replica in group.replicas.values() if replica is not group.master]
-    # as intact as the master, so one of them may lead next
+    # the slaves' logs are as intact as the master's, so a slave may become master next
     assert all(replica.account().complete for replica in slaves)
     assert len(logs(group)) == 1
 
@@ -138,7 +140,8 @@ def test_damage_behind_the_end_to_which_a_log_is_cut_is_gone_with_it(make):
     [hole] = group.replicas[other].holes
     stop_one = group.replicas.pop(other)
     stop_one.close()
-    assert truncate_log(settings, end) == 0  # a record boundary after the damage
+    # `end` is a record boundary after the damage, so this call truncates nothing
+    assert truncate_log(settings, end) == 0
     assert truncate_log(settings, hole.offset) > 0
     start(group, other)
     assert group.replicas[other].holes == ()
@@ -163,18 +166,20 @@ def test_a_range_with_damage_is_not_given_to_others(make):
     assert (found[0], len(found[1])) == (hole.offset, hole.size)
     chunks = group.replicas[other].any_store.chunks
     assert chunks.read_part(hole.offset, hole.size) is None
-    after = chunks.read_part(hole.offset, 2 * hole.size)  # the records have equal sizes
+    # skips the hole and returns the next record, because all records have equal sizes
+    after = chunks.read_part(hole.offset, 2 * hole.size)
     assert after == master.any_store.chunks.read_part(hole.end_offset, hole.size)
 
 
 def damage(group: LocalReplicas, name: int, numbers: range) -> None:
-    """Change a byte in the body of several records of a closed replica."""
+    """Flip a bit in the bodies of several records of a stopped replica."""
     for number in numbers:
         flip(group, name, BODIES[number])
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> list[int]:
-    """Limit parts to about `max_bytes`. Returns a list that gets the size of each written part."""
+    """Limit the parts that repair a hole to about `max_bytes`. Returns a list to which the size of each written part is
+    appended."""
     sizes: list[int] = []
     read_part, mend = LogChunks.read_part, HoleMender.mend
 
@@ -272,7 +277,7 @@ def keyed(group: LocalReplicas, name: int, key: str, **options: int) -> list[byt
 
 
 def last_blank(group: LocalReplicas, name: int) -> tuple[Path, int]:
-    """Return a replica's first log file, and the position of the BLANK that ends it."""
+    """Return the path of a replica's first log file, and the position of the BLANK record at the file's end."""
     path = min((group.directory(name) / "commitlog").iterdir())
     data, position = path.read_bytes(), 0
     while data[position + 4 : position + 8] != BLANK:
@@ -298,7 +303,7 @@ def test_a_damaged_end_of_a_file_is_written_again_here_or_mended(make, damaged, 
     if damaged == (40,):
         data[position + 5] ^= 1
     path.write_bytes(data)
-    for name in ("dedup", "checkpoint"):  # as after a crash: recovery walks the whole log
+    for name in ("dedup", "checkpoint"):  # without these files, as after a crash, recovery scans the whole log
         (group.directory(other) / name).unlink()
     (group.directory(other) / "abort").touch()
     start(group, other)

@@ -1,4 +1,5 @@
-"""A broker group whose slave has more on disk than its master: nothing acknowledged is lost, whoever leads next."""
+"""Tests of a broker group whose slave has more records on disk than its master: no acknowledged record is lost,
+whichever replica leads next."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MASTER, SLAVE = 0, 1
 
 
 class Disk:
-    """Flushes of files below a directory wait while `works` is clear; all other flushes take no time."""
+    """Fake disk: flushes of files below a directory wait while `works` is clear. Flushes of all other files return at
+    once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = f"{directory}/"
@@ -53,7 +55,7 @@ def group(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 @pytest.fixture
 def disk(group: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """Yield the master's disk."""
+    """Yield the fake disk of the master, with which a test can stop the master's flushes."""
     disk = Disk(group.directory(MASTER))
     monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -76,7 +78,7 @@ def settled(started: StartedAppend) -> list[AppendResult] | None:
 
 
 def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend:
-    """Append so that the record is on the slave's disk, and only written at the master."""
+    """Append a record that is flushed on the slave's disk, but only written, not flushed, at the master."""
     disk.works.clear()
     started = group.replicas[MASTER].start_append([make_batch([body])])
     group.copy(SLAVE)
@@ -85,7 +87,7 @@ def append_ahead(group: LocalReplicas, disk: Disk, body: bytes) -> StartedAppend
 
 
 def cut_power(group: LocalReplicas, disk: Disk) -> None:
-    """End the master's process, and truncate its log to the part on its disk."""
+    """End the master's process, and truncate the master's log to the flushed part."""
     end = group.replicas[MASTER].account().end_offset
     settings = group.settings(MASTER)
     confirm_file = group.directory(MASTER) / CONFIRM_FILE
@@ -100,7 +102,7 @@ def elect(group: LocalReplicas, away: int | None = None) -> None:
     group.control_state._lease_until_s = 0.0
     if away is not None:
         group.control_state._accounts.pop(away)
-        # the Controller has waited for the absent replica
+        # as if the Controller had waited for the absent replica for the whole grace period
         group.control_state._due_since_s = -group.control_state.rules.grace_s
     group.control(6)
 
@@ -166,7 +168,7 @@ def test_a_slave_that_comes_back_in_the_same_epoch_keeps_what_it_has_acknowledge
     group.control(2)
     following = slave.following(0.0)
     assert following is not None
-    # Acknowledgements of the slave count at the master, so its copies must never disappear, not even briefly.
+    # The slave has acknowledged its copies to the master, so the copies must never disappear, not even briefly.
     assert slave.align(following.epoch, group.replicas[MASTER].history(following.epoch)) == end
     group.copy(SLAVE)
     disk.works.set()

@@ -1,4 +1,5 @@
-"""A slave copies a log whose queues have gaps or doubled offsets, and builds the same units as its master."""
+"""Tests that a slave copies a log whose queues have gaps or repeated offsets, and builds the same queue units as its
+master."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 BODIES = [b"%06d" % number + b"x" * 100 for number in range(100)]
 MADE_AGAIN = ("consumequeue", "dedup", "index", "index.sums")
-"""The files that a store loses when only its log is left."""
+"""Files and directories that a store rebuilds from its log."""
 NEW = 2
 
 Change = Callable[[bytearray], None]
@@ -31,26 +32,29 @@ def set_offset(log: bytearray, number: int, queue_offset: int) -> None:
 
 
 def genuine_gap(log: bytearray) -> None:
-    """Five records were never in this log: nothing explains the jump."""
+    """Let the queue's offsets jump by five in the middle of the log. The five missing records were never in the
+    log."""
     for number in range(40, len(BODIES)):
         set_offset(log, number, number + 5)
 
 
 def gap_after_few(log: bytearray) -> None:
-    """The jump is so near to the log's end that its records are read one by one."""
+    """Let the queue's offsets jump by five so near to the log's end that the records after the jump are read one by
+    one."""
     for number in range(95, len(BODIES)):
         set_offset(log, number, number + 5)
 
 
 def gap_beside_a_hole(log: bytearray) -> None:
-    """A hole that is too small for the records that the queue lacks."""
+    """Let the queue's offsets jump by five beside a damaged record. The damaged range is too small for five
+    records."""
     genuine_gap(log)
     at = log.index(BODIES[39]) - BODY_OFFSET
     log[at : at + BODY_OFFSET] = b"\xaa" * BODY_OFFSET
 
 
 def gap_and_damage(log: bytearray) -> None:
-    """A jump, and later damage with units of its own."""
+    """Let the queue's offsets jump by five, and damage two later records."""
     genuine_gap(log)
     for number in (50, 51):
         at = log.index(BODIES[number]) - BODY_OFFSET
@@ -58,7 +62,7 @@ def gap_and_damage(log: bytearray) -> None:
 
 
 def offsets_twice(log: bytearray) -> None:
-    """Two ranges name the same offsets, as in a log that was put together from two logs."""
+    """Let two ranges of records have the same queue offsets, as in a log that was put together from two logs."""
     for number in range(40, len(BODIES)):
         set_offset(log, number, number - 13)
 
@@ -67,7 +71,7 @@ CHANGES = [genuine_gap, gap_after_few, gap_beside_a_hole, gap_and_damage, offset
 
 
 def change_log(directory: Path, change: Change) -> None:
-    """Change the log of a closed store, and delete all files that are made from the log."""
+    """Change the log of a closed store, and delete all files that the store rebuilds from the log."""
     path = min((directory / "commitlog").iterdir())
     log = bytearray(path.read_bytes())
     change(log)
@@ -81,7 +85,8 @@ def change_log(directory: Path, change: Change) -> None:
 
 
 def units_of(store: MessageStore) -> list[tuple[int, ...]]:
-    """Return the units of the queue; for PRE_BLANKs only their size."""
+    """Return the units of queue 0. Of a PRE_BLANK unit, only the size is returned, and zeros for the other
+    fields."""
     queue = store._parts.queues.get_plain("orders", 0)
     assert queue is not None
     units: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""An acknowledged recall holds after a failover: the next master delivers the other messages only."""
+"""Tests that an acknowledged recall survives a failover: the next master delivers only the other messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 HOST = ("127.0.0.1", 5000)
 WAITS_MS = 4000
-"""Longer than the failover takes. If the machine is so busy that it is not, the first master cancels the pair."""
+"""Delay of the messages in milliseconds, longer than a failover takes.
+
+If the failover takes longer on a busy machine, the first master applies the recall itself.
+"""
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_the_next_master_knows_the_recall(group: LocalReplicas):
 
     old = group.control_state.record.master
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # its lease has expired
+    group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old

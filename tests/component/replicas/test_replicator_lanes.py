@@ -1,4 +1,5 @@
-"""A Replicator whose lanes are refused, cut or restarted: the slave's copies go on, and no appended message is lost."""
+"""Tests of a Replicator whose lanes (direct socket connections) are refused, cut or restarted: the slave continues to
+copy, and no appended message is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ MASTER, SLAVE = 0, 1
 
 
 class Actors:
-    """References to the storage actors of a group; `change` makes what a description says of an address."""
+    """Fake references to the storage actors of a group. `change` can alter the address that an actor's `describe`
+    returns."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self.group = group
@@ -96,13 +98,13 @@ def replicator(actors: Actors) -> Iterator[Replicator]:
 
 
 class Appends:
-    """Appends to the master, each acknowledged only after the slave has it."""
+    """Appends to the master. The master acknowledges each append only after the slave has copied the record."""
 
     def __init__(self, group: LocalReplicas) -> None:
         self._group, self.sent = group, list[bytes]()
 
     def one(self) -> threading.Thread:
-        """Start an append, in a thread that ends with its acknowledgement."""
+        """Append a message in a new thread. The thread ends when the master has acknowledged the append."""
         body = b"%d" % len(self.sent)
         self.sent.append(body)
         thread = threading.Thread(target=self._group.master.append, args=([make_batch([body])],), daemon=True)
@@ -110,7 +112,7 @@ class Appends:
         return thread
 
     def check(self) -> None:
-        """Both logs have every message, once and in order."""
+        """Check that the logs of master and slave have every message, once and in order."""
         assert bodies_of(self._group.master.store) == self.sent
         ends = {replica.account().end_offset for replica in self._group.replicas.values()}
         assert len(ends) == 1
@@ -153,7 +155,8 @@ def test_copies_go_on_after_lanes_that_are_cut_in_mid_frame_and_restarted_server
             HELLO_BYTES + VERDICT_BYTES + dice.choice([1, CHECKED_HEADER.size, CHECKED_HEADER.size + 9]),
         )
         actors.change[replica] = lambda one, proxy=proxy: proxy.address
-        group.restart_lanes(1 - replica)  # which breaks the copies, wherever they are
+        # a restart of the peer's lanes breaks the current copy, so that the Replicator opens new lanes
+        group.restart_lanes(1 - replica)
         thread = appends.one()
         eventually(lambda proxy=proxy: proxy.cuts, "a lane to be cut", WAIT_S)
         actors.change.clear()

@@ -1,4 +1,5 @@
-"""A long read of ranges while the replicas of a broker group fail over returns the same rows, each once."""
+"""Tests that a long read of offset ranges returns each row once, even if the broker group fails over during the
+read."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ RANGES = [OffsetRange("orders", "a", queue_id, 0, COUNT) for queue_id in range(Q
 
 
 class Master:
-    """The storage client of the replica that led when the name was looked up last."""
+    """Storage client that sends each read to the replica that is master at that time."""
 
     def __init__(self, group: LocalReplicas, *, near: bool) -> None:
         self._group, self._near = group, near
@@ -73,7 +74,7 @@ def bodies_from(first: int) -> list[bytes]:
 
 
 def fail_over(group: LocalReplicas) -> None:
-    """End the master and delete its files, and have another replica lead."""
+    """Stop the master, delete its files, and elect another replica."""
     record = group.control_state.record
     assert record is not None
     assert record.master is not None

@@ -1,4 +1,5 @@
-"""Store directories that Apache RocketMQ 4.9 wrote: they open, are read, take more messages, and open again."""
+"""Tests of store directories that Apache RocketMQ 4.9 wrote: they open, are read, accept more messages, and
+open again."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ def root(request, tmp_path) -> Path:
 
 
 def check_manifest(store: MessageStore, root: Path) -> None:
-    """Check that every message of manifest.tsv is at its place, with its body.
+    """Check that every message of manifest.tsv is stored at its listed offsets, with its body.
 
-    A delayed message's line has the delay topic's queue offset, by which the message is found in its level's queue.
+    For a delayed message, manifest.tsv lists the queue offset in the delay topic. The message is found in the queue of
+    its delay level.
     """
     known = store.topics.queue_ids()
     delayed = {m.physical_offset: m for t, qs in known.items() for q in qs if t.startswith("SCHEDULE")
@@ -87,7 +89,8 @@ def test_more_can_be_appended_and_it_opens_again(root):
 
 
 def test_queues_made_again_from_the_log_are_the_queues_that_rocketmq_wrote(root, tmp_path):
-    """The files are equal byte for byte, also the delayed messages' queues, whose units hold times of delivery."""
+    """The queue files are equal byte for byte. This includes the queues of delayed messages, whose units hold delivery
+    times."""
     written = {
         path.relative_to(root): path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()
     }
@@ -105,7 +108,7 @@ def manifest(root: Path) -> list[list[str]]:
 
 
 def check_queries(store: MessageStore, root: Path) -> None:
-    """Check that every message of manifest.tsv is found by each of its keys, its unique id, its offset id and its
+    """Check that queries find every message of manifest.tsv by each of its keys, its unique id, its offset id and its
     time."""
     for _, topic, _, _, keys, _, physical_offset, _, message_id, crc in manifest(root):
         found_at = parse_offset_message_id(message_id).physical_offset
@@ -140,7 +143,8 @@ def test_every_message_of_the_manifest_is_found_by_key_id_place_and_time(root):
 
 
 def test_index_files_made_again_from_the_log_are_those_that_rocketmq_wrote(tmp_path):
-    """The files are equal byte for byte, except their names, which are their creation times."""
+    """The rebuilt index files equal RocketMQ's byte for byte, except for their names, which are their creation
+    times."""
     root = Path(shutil.copytree(FIXTURES / DIRECTORIES[0], tmp_path / "store"))
     written = [path.read_bytes() for path in sorted((root / "index").iterdir())]
     assert len(written) == 4

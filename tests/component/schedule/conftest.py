@@ -1,4 +1,4 @@
-"""Stores with delayed messages, on a clock that the test moves."""
+"""Fixtures for stores with delayed messages. The test sets the store's clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def opened(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., MessageStore]]:
-    """Yield a function that opens stores on this clock. Stores deliver by default, and are closed at the end."""
+    """Yield a function that opens stores on the test's clock. By default a store delivers due messages. All stores are
+    closed after the test."""
     stores = []
 
     def open_one(root: Path = tmp_path / "store", *, deliver: bool = True, **changes: Any) -> MessageStore:

@@ -1,4 +1,5 @@
-"""One damaged record among delayed messages and recalls: all others are delivered once, and the damage is reported."""
+"""Tests of one damaged record among delayed messages and recalls: all other messages are delivered once, and the damage
+is reported."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ BODIES = [b"body of %d" % number for number in range(5)]
 DAMAGED = 2
 DUE_MS = 10_000
 RETURNED = {"size": "intact", "queue id": "intact", "topic": "intact", "body": "unreadable"}
-"""What consumers get of a message whose record has a damaged field; nothing for every other field."""
+"""State in which consumers get a message, by the damaged field of its record. If another field is damaged, consumers
+get no message."""
 
 
 def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
-    """Store the messages, of level 3 or with a time of their own. Returns their physical offsets."""
+    """Store the messages with delay level 3 or with a delivery time (`kind`). Returns the messages' physical
+    offsets."""
     due_ms = clock.now_ms + DUE_MS
     places = []
     for number, body in enumerate(BODIES):
@@ -50,7 +53,8 @@ def put_delayed(store: MessageStore, clock: Clock, kind: str) -> list[int]:
 
 
 def received(store: MessageStore, topic: str = "orders", queue_id: int = 3) -> list[MessageExt]:
-    """Return the messages that a consumer of a queue gets."""
+    """Return all messages of a queue, as a consumer gets them. A damaged record is returned as an unreadable
+    message."""
     bounds = store.queues.bounds(topic, queue_id)
     messages = []
     for offset in range(bounds.min_offset, bounds.max_offset):
@@ -113,7 +117,8 @@ def test_a_damaged_delayed_message_holds_up_no_other(
 
 
 def test_a_delayed_message_of_a_changed_level_is_delivered_once_over_a_kill(opened, clock, tmp_path):
-    """The queue of the level that the damaged record names continues exactly at the record's offset."""
+    """The damage changes the record's delay level. The record's queue offset is exactly the next offset in the queue of
+    the wrong level."""
     store = opened(deliver=False)
     places = put_delayed(store, clock, "level")
     batch = encode_batch(
@@ -154,7 +159,7 @@ def test_a_damaged_recall_is_logged_and_the_others_are_obeyed(opened, clock, tmp
     flip(tmp_path / "store", places[1], field)
     clock.now_ms = due_ms
     deliver_all(store)
-    # the properties of a recall have all that matters, so damage in its body changes nothing
+    # a recall keeps all of its data in its properties, so damage in its body changes nothing
     delivered = [BODIES[4]] if field == "body" else [BODIES[1], BODIES[4]]
     assert [message.body for message in received(store)] == delivered
     recalled = [message.body for message in received(store, RECALLED_TOPIC, 0)]

@@ -1,4 +1,5 @@
-"""Delayed messages in a real store: they wait, are delivered once, and survive stops, kills and power cuts."""
+"""Tests of delayed messages in a real store: they wait, are delivered once, and survive stops, kills and power
+cuts."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ DAY_MS = 24 * HOUR_MS
 def waiting_batch(
     messages: Sequence[Message], clock: Clock, *, real_queue_id: int = 3, producer: ProducerSequence | None = None
 ) -> EncodedBatch:
-    """Return the batch that a producer encodes of delayed messages, which all wait in one queue."""
+    """Return a batch of delayed messages, as a producer encodes it. All messages wait in one delay queue."""
     first = messages[0]
     if first.delay_level:
         topic, queue_id = SCHEDULE_TOPIC, min(first.delay_level, 18) - 1
@@ -59,7 +60,7 @@ def timed(body: bytes, deliver_at_ms: int) -> Message:
 
 
 def delivered(store: MessageStore) -> list[MessageExt]:
-    """Return the messages of the target queue, which may grow during the read."""
+    """Return the messages in the destination queue. The scheduler may append more messages during the read."""
     end = store.queues.bounds("orders", 3).max_offset
     [result] = store.fetch([FetchRequest("orders", 3, 0, max(end, 1))], max_bytes=1 << 24, wait_s=0)
     return decode_records(result.records, broker_name="broker-a")
@@ -75,7 +76,7 @@ def wait_for_bodies(store: MessageStore, expected: list[bytes]) -> None:
 
 
 def wait_for_a_round(store: MessageStore) -> None:
-    """Wait until the scheduler has checked the queues at the present time."""
+    """Wait until the scheduler has finished a round with the present time of the test's clock."""
     looked = store._appender.read_clock
     rounds = []
     store._appender.read_clock = lambda: rounds.append(1) or looked()  # type: ignore[method-assign]
@@ -83,7 +84,7 @@ def wait_for_a_round(store: MessageStore) -> None:
 
 
 def test_a_message_of_level_3_waits_in_queue_2_and_its_unit_holds_the_time_of_delivery(opened, clock):
-    """Golden facts 18 (storage) and 14 (messaging)."""
+    """Tests golden facts 18 (storage) and 14 (messaging)."""
     clock.now_ms = 1_700_000_000_001
     store = opened(deliver=False)
     [result] = store.append([waiting_batch([level(b"x")], clock)])
@@ -112,7 +113,7 @@ def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(opened, cl
     assert message.message_id == "0" * 32
     assert message.born_timestamp_ms == stored
     assert message.store_timestamp_ms == stored + 10_000
-    # RocketMQ leaves these in the stored text
+    # RocketMQ leaves these properties in the delivered record
     assert message.system_properties["DELAY"] == "3"
     assert message.system_properties["REAL_TOPIC"] == "orders"
 
@@ -205,7 +206,8 @@ def test_messages_wait_over_a_restart_and_are_delivered_once(opened, clock, tmp_
 
 @pytest.mark.parametrize("name", ["delayOffset.json", "timerOffset.json"])
 def test_the_log_alone_shows_which_messages_were_delivered(opened, clock, tmp_path, name):
-    """The offsets are far behind the log, as in an old file: nothing is delivered twice."""
+    """Without the offset file, as with an outdated file, the log shows which messages were delivered: no message is
+    delivered twice."""
     store = opened()
     now = clock.now_ms
     store.append([waiting_batch([level(b"%d" % n) for n in range(5)], clock)])
@@ -340,7 +342,8 @@ def test_the_status_counts_waiting_messages(opened, clock):
 
 @pytest.mark.parametrize("directory", ["rocketmq-4.9-store-clean", "rocketmq-4.9-store-crash"])
 def test_messages_that_rocketmq_delayed_are_delivered_here(opened, clock, tmp_path, directory):
-    """With a clock just after their store times, all twelve messages of each store reach their own queues unchanged."""
+    """The clock is set to just after the messages' store times. All twelve messages of each store reach their own
+    queues unchanged."""
     root = Path(shutil.copytree(FIXTURES / directory, tmp_path / "rocketmq"))
     quiet = opened(root, deliver=False)
     waiting = [

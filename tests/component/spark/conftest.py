@@ -1,4 +1,5 @@
-"""One Spark of this process, without Ray, for all tests in this folder. It ends after the last test."""
+"""Fixtures for one Spark session in the test process, without Ray, shared by all tests in this folder. Spark ends after
+the last test."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ignore_warnings(items, __file__)
 
 
-@pytest.hookimpl(trylast=True)  # after the fixtures of the last module, which may call Spark
+@pytest.hookimpl(trylast=True)  # runs after the teardown of the last module's fixtures, which may call Spark
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End Spark before tests of other folders, which may start their own with `spark_session`."""
+    """Stop Spark before the first test of another folder, which may start its own session with `spark_session`."""
     if SHARED in item.config.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
         item.config.stash[SHARED].close()
 
@@ -35,13 +36,15 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 
 @pytest.fixture(scope="module")
 def spark(shared_spark: SharedSpark) -> SparkSession:
-    """Return the session of all tests here. A folder may change its settings for each of its modules."""
+    """Return the Spark session that all tests in this folder share. Fixtures of a subfolder may change its settings per
+    module."""
     return shared_spark.session()
 
 
 @pytest.fixture(autouse=True)
 def _no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """End a query that a failed test leaves behind, because it would take the cores from other tests."""
+    """Stop a streaming query that a failed test has left running, because the query would occupy cores that other tests
+    need."""
     yield
     if "spark" in request.fixturenames:
         session = request.getfixturevalue("spark")

@@ -1,4 +1,5 @@
-"""The extension of consume queues: written if enabled, always read (spec/storage.md §2, fact 30)."""
+"""Tests of the extension files of consume queues: written if enabled, always read (spec/storage.md §2, fact
+30)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from tests.support.stores.stores import LOG_FILE_BYTES, PowerCuts, bodies_of, ki
 pytestmark = pytest.mark.usefixtures("no_flushes")
 
 EXT_FILE_BYTES = 1000
-"""49 units, a mark, and 18 bytes that never change."""
+"""Size of an extension file in bytes: 49 units, an end mark, and 18 unused bytes."""
 ON = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": EXT_FILE_BYTES}
 OFF = {**ON, "enable_consume_queue_ext": False}
 CODES = {tag: tags_code(tag) for tag in ("even", "odd")}
@@ -45,7 +46,8 @@ def root(tmp_path) -> Path:
 
 
 def fill(store: MessageStore, first: int, count: int, size: int = 10) -> None:
-    """Append messages from `first` on, each with the tag of its number, in appends of different lengths."""
+    """Append `count` messages numbered from `first`, in runs of one to three appends. The tag is "odd" or "even", like
+    the number."""
     number, runs = first, 0
     while number < first + count:
         runs += 1
@@ -56,18 +58,19 @@ def fill(store: MessageStore, first: int, count: int, size: int = 10) -> None:
 
 
 def ext_of(root: Path, topic: str = "orders") -> bytes:
-    """Return the extension of queue 0, from its first file on."""
+    """Return the bytes of all extension files of the topic's queue 0."""
     return b"".join(path.read_bytes() for path in sorted((root / "consumequeue_ext" / topic / "0").iterdir()))
 
 
 def queues_of(root: Path) -> dict[str, bytes]:
-    """Return the files of all consume queues and their extensions."""
+    """Return the bytes of the files of all consume queues and of their extensions, by path."""
     paths = [path for name in ("consumequeue", "consumequeue_ext") for path in (root / name).rglob("*")]
     return {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
 
 
 def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
-    """Return the numbers that the consume queue's units hold instead of tag codes."""
+    """Return the values of the tag-code field of `count` queue units. With the extension, a value is an address in the
+    extension."""
     reader = LogReader(root, commit_log_file_size=LOG_FILE_BYTES, consume_queue_file_size=2000)
     codes = []
     while len(codes) < count:
@@ -77,7 +80,7 @@ def codes_in(root: Path, count: int, first: int = 0) -> list[int]:
 
 
 def tagged(store: MessageStore, tag: str, offset: int = 0) -> list[int]:
-    """Return the queue offsets that a fetch by tag finds."""
+    """Return the queue offsets of the messages that a fetch with a tag filter returns."""
     request = FetchRequest("orders", 0, offset, 10_000, frozenset([CODES[tag]]))
     [result] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     return [message.queue_offset for message in decode_records(result.records)]
@@ -87,7 +90,7 @@ def log_of(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
 
 
-# Bytes
+# Tests of the bytes in the files
 
 
 def test_fact_30_addresses_and_units(root):
@@ -135,7 +138,7 @@ def test_messages_that_wait_have_none(root):
     store.close()
 
 
-# Reading
+# Tests of reading
 
 
 def test_tags_are_compared_with_the_codes_in_the_extension(root):
@@ -193,7 +196,7 @@ def test_the_scheduler_finds_the_times_that_rocketmq_put_into_an_extension(root)
     store.close()
 
 
-# Opening again
+# Tests of opening a store again
 
 
 def test_a_clean_stop_changes_nothing_and_the_next_unit_follows(root):
@@ -226,7 +229,8 @@ def test_the_extension_is_unchanged_after_a_crash(root, tmp_path, monkeypatch, c
 
 
 def test_extension_units_after_the_last_address_are_deleted_after_a_crash(root, tmp_path):
-    """The ends of log and queue are lost, so the extension must not keep units without a reference."""
+    """The crash loses the ends of the log and of the queue. The extension must then not keep units that no queue unit
+    references."""
     store = open_store(root, **ON)
     fill(store, 0, 30)
     store._checkpoints.flush_queues()
@@ -291,7 +295,7 @@ def test_files_of_another_size_are_named_where_it_is_written_and_left_alone_wher
 
 
 def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
-    """RocketMQ writes such units for SQL filters."""
+    """RocketMQ writes extension units with bitmaps for SQL filters."""
     store = open_store(root, **ON)
     fill(store, 0, 3)
     store.close()
@@ -311,7 +315,7 @@ def test_units_with_bitmaps_are_read_and_what_is_written_follows_them(root):
     store.close()
 
 
-# The rest of its life
+# Tests of retention, deletion and replicas
 
 
 def test_files_go_with_the_messages_that_they_are_about(root, monkeypatch):

@@ -1,6 +1,7 @@
-"""A flush that is done early: before a message's unit is announced in its queue, or before any check.
+"""Tests of a flush that ends early: before the store announces a message's queue unit, or before the store checks for
+the flush.
 
-The acknowledged message is visible all the same, and the other replicas have their whole time for the copies.
+Even then the acknowledged message is visible, and the other replicas get the full timeout for their copies.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
         add = visibility.add
 
         def overtaken(end_offset: int, *place: Any) -> None:
-            assert store.gate.wait_flushed(end_offset)  # as if the writer had lost its processor for that long
+            # waits for the flush, as if the operating system had not run the writer's thread for that long
+            assert store.gate.wait_flushed(end_offset)
             add(end_offset, *place)
 
         monkeypatch.setattr(visibility, "add", overtaken)
@@ -53,7 +55,7 @@ def test_a_message_that_a_flush_overtook_is_visible_and_wakes_who_waits(
 
 @pytest.fixture
 def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    """Yield a store whose disk flushes at once."""
+    """Yield a store in which every offset counts as flushed at once."""
     monkeypatch.setattr(FlushService, "is_flushed", lambda self, end_offset: True)
     store = open_store(tmp_path / "store", flush_disk_type=FlushDiskType.SYNC_FLUSH)
     yield store
@@ -61,7 +63,7 @@ def quick_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mes
 
 
 def late_copies(store: MessageStore) -> ReplicaAcks:
-    """Return acks whose copies exist at the third check."""
+    """Return replica acknowledgements that report the copies only at the third check."""
     looks: list[int] = []
 
     def has_copies(end_offset: int) -> bool:

@@ -1,4 +1,4 @@
-"""A store that makes its producers' records longer, for its own IPv6 address or for a property CRC."""
+"""Tests of a store that must extend its producers' records: by its own IPv6 address, or by a property CRC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put hooks and consume hooks of a real store: their arguments, their refusals, and their failures."""
+"""Tests of put hooks and consume hooks in a real store: their arguments, refusals and failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BORN = {"born_host": ("127.0.0.1", 5000), "born_timestamp_ms": 1_700_000_000_000
 
 @pytest.fixture
 def hooks(monkeypatch) -> Iterator[Any]:
-    """Yield an importable module with the name MODULE, into which tests put functions."""
+    """Yield an importable module named MODULE, to which tests add hook functions."""
     module = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
@@ -35,7 +35,7 @@ def hooks(monkeypatch) -> Iterator[Any]:
 
 @pytest.fixture
 def opened(tmp_path):
-    """Yield a function that opens a store with these settings."""
+    """Yield a function that opens a store with the given settings. All stores are closed after the test."""
     stores = []
 
     def opened(**settings):
@@ -53,7 +53,8 @@ def figures(store, setting="put_hooks"):
 
 
 def waiting_batch(*topics: str) -> EncodedBatch:
-    """Return a message for queue 5 of each topic, all in the queue of delay level 3. Bodies are numbers."""
+    """Return a batch of delayed messages of delay level 3, one for queue 5 of each topic. The bodies are 0, 1, 2 and so
+    on."""
     return encode_batch(
         [Message(topic, b"%d" % index, delay_level=3) for index, topic in enumerate(topics)],
         2,
@@ -243,7 +244,7 @@ def test_a_wrong_path_is_refused_when_the_store_opens(hooks, opened, path, reaso
         opened(put_hooks=[path])
     assert path in str(caught.value)
     assert "store.put_hooks" in str(caught.value)
-    opened()  # the directory is free again
+    opened()  # the failed opening has released the store's directory
 
 
 def test_a_class_is_made_once(hooks, opened):

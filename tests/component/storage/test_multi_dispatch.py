@@ -1,4 +1,4 @@
-"""Messages that are also in other queues, %LMQ%…: written, found after a crash, and on slaves."""
+"""Tests of messages that are also in light queues (%LMQ% topics): written, found after a crash, and on slaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch_for(names: str, *bodies: bytes, **arguments: Any) -> EncodedBatch:
 
 
 def messages_in(store: MessageStore, name: str) -> list[MessageExt]:
-    """Return all messages of a queue that messages are dispatched to."""
+    """Return all messages of a light queue."""
     bounds = store.queues.bounds(name, 0)
     messages: list[MessageExt] = []
     while len(messages) < bounds.max_offset - bounds.min_offset:
@@ -54,7 +54,8 @@ def queue_files(root: Path) -> dict[str, bytes]:
 
 
 def filled(root: Path, **changes: Any) -> MessageStore:
-    """Return a store with several files of log and queues. Some of its messages are in three queues."""
+    """Return a store with several log files and queue files. Some of the messages are in their own queue and in two
+    light queues."""
     store = open_store(root, **ON, **changes)
     for number in range(60):
         store.append([batch_for("%LMQ%a,%LMQ%b", *(b"both %d" % number for _ in range(5)), tags="red")])
@@ -73,7 +74,7 @@ def test_a_message_is_in_the_queues_that_it_names_and_says_where(tmp_path):
     assert [message.body for message in in_b] == [b"three", b"four"]
     assert (result.queue_offset, other.queue_offset) == (2, 4)
     assert list(result.physical_offsets) == [message.physical_offset for message in in_b]
-    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # the tag "red"
+    request = FetchRequest("%LMQ%a", 0, 0, 10, frozenset({112785}))  # 112785 is the code of the tag "red"
     [found] = store.fetch([request], max_bytes=1 << 20, wait_s=0)
     assert found.count == 2
     assert store.queries.by_unique_id("orders", f"{1:032X}").count == 2
@@ -208,7 +209,7 @@ def test_recovery_makes_the_units_again_whatever_the_settings(tmp_path, lost, cl
     assert {name: bodies_in(again, name) for name in expected} == expected
     assert queue_files(killed) == queue_files(tmp_path / "a")
     again.close()
-    # and the counters continue
+    # the offsets of the light queues continue after recovery
     again = open_store(killed, **ON)
     again.append([batch_for("%LMQ%b", b"new")])
     assert offsets_said(messages_in(again, "%LMQ%b"))[-1] == "360"

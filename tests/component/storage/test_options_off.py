@@ -1,4 +1,5 @@
-"""Options that are off cost nothing: while a store works, no function of their modules is called."""
+"""Tests that an option that is off costs nothing: while a store works, no function of the option's module is
+called."""
 
 from __future__ import annotations
 
@@ -37,13 +38,14 @@ OPTIONS = {
     "storage/queue/batch_consume_queue.py",
     "storage/queue/consume_queue_ext.py",
 }
-"""The modules of the transient store pool, warm-up, queue extension, inner batches, fitted batches and
+"""Modules of optional features: transient store pool, warm-up, queue extension, inner batches, fitted batches,
 multi-dispatch."""
 
 
 @contextmanager
 def called_modules() -> Iterator[set[str]]:
-    """Yield the modules of this repository whose functions are called during the block, in any thread."""
+    """Yield a set that, after the block, holds the modules of this repository whose functions any thread called in the
+    block."""
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -96,7 +98,7 @@ def test_no_function_of_an_option_that_is_off_is_called(tmp_path, flush):
     ],
 )
 def test_the_settings_choose_the_writer_and_the_queue_once(tmp_path, settings, writer, queue):
-    """Files of 64 KiB are too small to be warmed."""
+    """The store's default log files of 64 KiB are too small for the warm-up."""
     with closing(open_store(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH, **settings)) as store:
         store.append([make_batch([b"one"])])
         assert type(store.log._writer) is writer

@@ -1,4 +1,5 @@
-"""Replicas of one broker group with real stores: copying, confirming, failing over, truncating unconfirmed records."""
+"""Tests of replicas of a broker group with real stores: copying, confirming, failover, truncating unconfirmed
+records."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ RULES = ReplicaRules(lease_s=60.0, slave_timeout_s=0.05)
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    # That a slave has not heard its master for a while is said by the tests, not by a machine that is busy.
+    # A slave must not consider its master silent only because the machine is busy. Tests of a silent master set this
+    # limit themselves.
     monkeypatch.setattr(group_replica, "MASTER_SILENT_AFTER_S", 3600.0)
     groups: list[LocalReplicas] = []
 
@@ -55,7 +57,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def logs(group: LocalReplicas) -> list[bytes]:
-    """Return the log of each replica, up to the end of its records."""
+    """Return each replica's log, up to the end of the log's last record."""
     found = []
     for name in sorted(group.names):
         files = sorted((group.directory(name) / "commitlog").iterdir())
@@ -149,7 +151,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
     old = group.control_state.record.master
     group.master.append([make_batch(bodies(0, 50), producer=("p", 0, 0))])
     group.close(old)
-    group.control_state._lease_until_s = 0.0  # its lease has expired
+    group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
     group.control_state._accounts.pop(old)
     group.control(6)
     assert group.control_state.record.master != old
@@ -164,7 +166,7 @@ def test_after_a_failover_a_repeat_is_recognised_and_the_old_master_follows(make
 
 
 def depose(group: LocalReplicas) -> int:
-    """Close the master, and elect another. Returns the old master's number."""
+    """Close the master and elect another master. Returns the number of the closed replica."""
     old = group.control_state.record.master
     group.close(old)
     group.control_state._lease_until_s = 0.0
@@ -176,7 +178,8 @@ def depose(group: LocalReplicas) -> int:
 
 @pytest.mark.parametrize("before", [0, 50])
 def test_a_master_that_was_deposed_before_it_wrote_anything_follows_the_next_one(make, before):
-    """Its epoch began at the next epoch's offset, and no other replica ever saw it."""
+    """The second master's epoch starts at the same offset as the next master's epoch, and no other replica has
+    seen it."""
     group = make()
     group.settle()
     group.start()
@@ -199,7 +202,7 @@ def test_what_only_an_old_master_has_is_cut_when_it_follows(make):
     group.settle()
     old, others = group.master, [r for r in group.replicas.values() if r is not group.master]
     group.settle()
-    old.append([make_batch(bodies(0, 10))])  # no replica copies it
+    old.append([make_batch(bodies(0, 10))])  # no replica copies these records
     longer = old.account().end_offset
     name = group.control_state.record.master
     group.replicas.pop(name)
@@ -237,7 +240,7 @@ def test_a_replica_that_starts_empty_is_filled_from_where_the_masters_log_begins
 
 
 def _drop_first_file(group: LocalReplicas) -> None:
-    """Drop the first log file of the running stores, as retention does."""
+    """Delete the first log file of all running stores, as retention does."""
     for replica in group.replicas.values():
         store = replica.any_store
         with store._parts.append_lock:
@@ -277,7 +280,8 @@ def test_a_slave_far_behind_goes_on_while_its_disk_works_and_says_what_is_on_it(
     disk_has_worked = threading.Event()
 
     def flush(descriptor: int) -> None:
-        # not the thread that makes the log's next file, or notes the epoch
+        # delays only the flushes of the log; other threads also flush, to create the next log file or to store the
+        # epoch
         if threading.current_thread().name == "raymq-flush":
             disk_has_worked.wait(60)
 
@@ -342,7 +346,7 @@ def test_a_slave_shows_what_is_confirmed_and_waits_for_the_rest_instead_of_sayin
     group.settle()
     group.master.append([make_batch(bodies(0, 10))])
     for name in sorted(group.names):
-        group.copy(name)  # the slaves have everything, but do not know yet that the other slaves do
+        group.copy(name)  # each slave has all records, but has not learned yet that the other slave has them too
     slave, master = slave_of(group), group.master
     assert fetch(slave, 0).count == 0
     for offset in (0, 7, 10):
@@ -362,7 +366,8 @@ def test_a_reader_of_old_messages_is_sent_to_a_slave_and_returns_after_catching_
     group.settle()
     slave, master = slave_of(group), group.master
     assert fetch(master, 0, max_messages=10).pull_from == ""
-    monkeypatch.setattr(queue_queries, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)  # a quarter of it
+    # with access_message_in_memory_max_ratio at 40 %, only the last quarter of the log counts as in memory
+    monkeypatch.setattr(queue_queries, "_MEMORY_BYTES", 25 * master.account().end_offset // 40)
     sent_to = fetch(master, 0, max_messages=10).pull_from
     assert sent_to in {name_of(group, one) for one in group.replicas.values() if one is not master}
     assert fetch(slave, 10, max_messages=10).pull_from == ""
@@ -401,7 +406,8 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
     group.control()
     [late] = group.master.append([make_batch([b"one"], producer=("p", 0, 0))])
     assert late.status is SendStatus.FLUSH_SLAVE_TIMEOUT
-    assert fetch(group.master, 0).count == 1  # the message is stored, and no other replica will ever lead
+    # the message is stored and visible, because with a fixed master no other replica can become master
+    assert fetch(group.master, 0).count == 1
     group.rules = replace(group.rules, slave_timeout_s=60.0)
     group.close(0)
     group.open(0)
@@ -414,7 +420,7 @@ def test_a_sync_master_waits_for_a_copy_and_says_when_there_was_none_in_time(mak
 
 
 def fail_calls(monkeypatch: pytest.MonkeyPatch, directory: Path, kind: str = "flush") -> None:
-    """Make each call of a kind for a file below `directory` fail with EIO."""
+    """Make disk calls of one kind fail with EIO, for files below `directory`."""
     real = getattr(disk, kind)
 
     def call(descriptor: int, *rest: Any) -> Any:
@@ -434,22 +440,23 @@ def test_a_master_whose_disk_fails_is_replaced_at_once_and_comes_back_when_its_d
     left = group.control_state.record.master
     told: list[str] = []
     group.master.call_on_failure(lambda: told.append("failed"))
-    # Longer than a store into a map, and longer than two files, as one file may have been made ahead.
+    # Longer than a write into a memory map, and longer than two log files, because the next log file may already be
+    # preallocated.
     long_bodies = [body.ljust(LOG_FILE_BYTES // 8, b".") for body in bodies(20, 20)]
     batch = make_batch(long_bodies, producer=("p", 0, 20))
     with monkeypatch.context() as patch:
         fail_calls(patch, group.directory(left), kind)
         with pytest.raises(StoreFailedError):
             group.master.append([batch])
-        with pytest.raises(NotMasterError):  # makes a producer ask for the new master
+        with pytest.raises(NotMasterError):  # with this error, a producer requests the new master
             group.replicas[left].append([batch])
         assert told == ["failed"]
         assert os.strerror(errno.EIO) in group.replicas[left].account().failed
-        group.control(6)  # the lease of a minute has not expired
+        group.control(6)  # elects a new master although the old master's lease of a minute has not expired
         assert group.control_state.record.master != left
         [result] = group.master.append([batch])
         assert result.status is SendStatus.SEND_OK
-        group.close(left)  # its process ends
+        group.close(left)  # ends the process of the failed replica
     group.open(left)
     group.settle()
     assert group.control_state.record.sync_state_set.members == {0, 1, 2}
@@ -479,7 +486,8 @@ def test_a_replica_that_cannot_write_an_order_down_says_that_its_disk_failed(mak
 
 
 def open_below(directory: Path) -> int:
-    """Return the number of this process's descriptors and maps of files below a directory, including deleted files."""
+    """Return how many descriptors and maps this process has of files below a directory, including deleted
+    files."""
     links = [_target(link) for link in Path("/proc/self/fd").iterdir()]
     maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return sum(one.startswith(f"{directory}/") for one in [*links, *maps])
@@ -499,7 +507,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     names = [f"short-{number}" for number in range(30)]
 
     def state(body: bytes) -> int:
-        """Store a record of the broker's state. Returns the position after the record."""
+        """Append a record to the broker's state topic. Returns the queue offset after the record."""
         return int(group.master.append([make_batch([body], topic=STATE_TOPIC)])[0].queue_offset) + 1
 
     state(b"the topics were made")
@@ -512,23 +520,26 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
     for name in names:
         group.master.store.topics.delete(name)
     deleted = state(b"the topics were deleted")
-    # One topic is created again. Its slaves may get its message before they know of the deletion.
+    # One topic is created again. A slave may copy the new topic's message before the slave learns of the deletion.
     [again, *_] = names
     made = state(b"a topic was made anew")
     group.master.append([make_batch([b"b"], topic=again)])
     group.settle()
     for name, replica in slaves.items():
-        replica.delete_topics_before(frozenset(names), deleted)  # a snapshot from before the deletion
+        # the broker state is from before the deletion, so it still contains the topics
+        replica.delete_topics_before(frozenset(names), deleted)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
-        replica.delete_topics_before(frozenset(), made + 100)  # a deletion that this log does not reach yet
+        # a deletion at a position that the slave's log has not reached yet
+        replica.delete_topics_before(frozenset(), made + 100)
         assert set(names) <= replica.any_store.topics.queue_ids().keys()
         replica.delete_topics_before(frozenset(), deleted)
         assert set(names) & replica.any_store.topics.queue_ids().keys() == {again}
-        # Two of each topic; other threads of the store may have opened a file or two.
+        # More than one descriptor or map per deleted topic is released. The exact number varies, because other threads
+        # of the store may have opened files.
         assert open_below(group.directory(name)) < before[name] - len(names)
         eventually(lambda store=replica.any_store: bodies_of(store, topic=again) == [b"b"], "the new message")
     master = group.master
-    master.delete_topics_before(frozenset(), made)  # only a slave does anything
+    master.delete_topics_before(frozenset(), made)  # only slaves delete topics on this call; a master does nothing
     assert again in master.store.topics.queue_ids()
     for name in slaves:
         group.close(name)
@@ -539,7 +550,7 @@ def test_slaves_let_go_of_deleted_topics_as_their_master_does(make):
 
 
 def fetch_all(replica: Replica, names: list[str]) -> None:
-    """Read the first message of each topic, as soon as the replica shows it."""
+    """Read the first message of each topic. Waits until the replica shows the message."""
 
     def count(name: str) -> int:
         [result] = replica.fetch([FetchRequest(name, 0, 0, 10)], max_bytes=1 << 20, wait_s=0)

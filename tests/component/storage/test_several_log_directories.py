@@ -1,6 +1,5 @@
-"""A store whose commit log is in several directories: written in turn, recovered, shortened, and read by other
-processes.
-"""
+"""Tests of a store whose commit log is in several directories: written in turn, recovered, shortened, and read by other
+processes."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ BODIES = [b"%06d" % number + b"." * 994 for number in range(400)]
 
 
 class Disks:
-    """A root and two disks for the log, all below `top`."""
+    """A store's root directory and two directories for its log, which stand for two disks. All are below `top`."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.root, self.logs = top, top / "store", [top / "a", top / "b"]
@@ -55,11 +54,11 @@ class Disks:
         return store
 
     def files(self) -> list[list[int]]:
-        """Return the numbers of the files on each disk, including a file that was made ahead."""
+        """Return the numbers of the log files in each log directory, including a preallocated file."""
         return [sorted(int(path.name) // LOG_FILE_BYTES for path in log.glob("0*")) for log in self.logs]
 
     def copied(self, top: Path) -> Disks:
-        """Copy the files as a kill would leave them now."""
+        """Copy all files to `top`, in the state in which a kill at this moment would leave them."""
         return Disks(killed_copy(self.top, top))
 
 
@@ -295,10 +294,10 @@ def test_a_replica_with_another_log_is_emptied_on_all_its_disks_and_filled_anew(
 
 
 def test_nothing_but_the_log_s_files_is_left_beside_them(tmp_path):
-    """RocketMQ 4.9 refuses a log directory that holds anything else, even an empty directory."""
+    """RocketMQ 4.9 refuses a log directory that contains anything but log files, even an empty directory."""
     disks = (tmp_path / "disk-1", tmp_path / "disk-2")
     for directory in disks:
-        # a kill left them: this store's file, while a file grew
+        # leftovers as of a kill while the store created a log file
         (directory / ".new").mkdir(parents=True)
         (directory / ".new/commitlog").write_bytes(b"x")
     store = open_store(tmp_path / "store", store_path_commit_log=disks)

@@ -1,4 +1,5 @@
-"""A store whose appends go through a pool: visible once committed to the files, in order, and complete after a stop."""
+"""Tests of a store that appends to a buffer pool: messages become visible after the commit to the files, in order, and
+none is lost at a stop."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ NO_COMMITS: dict[str, Any] = {
     "commit_commit_log_least_pages": 1 << 20,
     "flush_interval_commit_log_ms": 60_000,
 }
-"""Nothing is committed by itself."""
+"""Settings with which the store commits and flushes nothing on its own during a test."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ def numbers(store: MessageStore) -> list[int]:
 
 
 def shown(store: MessageStore) -> list[int]:
-    """Return the messages that consumers see once all are visible."""
+    """Wait until all messages are visible. Returns the numbers of the messages that consumers see."""
     eventually(lambda: store.visible_offset == store.log.end_offset, "all is shown")
     return numbers(store)
 
@@ -107,7 +108,7 @@ def test_the_files_are_those_of_a_store_without_a_pool_byte_for_byte(root, count
             size = index % 7 + 1
             append(store, first, size, length=37 * index + 1)
             first += size
-        append(store, first, 300, length=400)  # more than a buffer and than a file
+        append(store, first, 300, length=400)  # a batch longer than a buffer of the pool and longer than a log file
         append(store, first + 300, 1, length=25_000)
     [pooled, plain] = stores
     assert shown(pooled) == numbers(plain)
@@ -200,7 +201,7 @@ def test_what_is_committed_is_found_by_key_and_goes_by_its_age(root):
 
 
 class SlowDisk:
-    """Commits begin to write and wait until it `goes_on`."""
+    """Fake disk: commits begin to write, set `begun`, and wait until the test sets `goes_on`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.goes_on = threading.Event(), threading.Event()
@@ -247,7 +248,7 @@ def test_what_comes_during_a_commit_waits_until_it_is_worth_another_one(root, sl
     lazy = {"commit_commit_log_least_pages": 2, "commit_commit_log_thorough_interval_ms": 60_000}
     store = open_pooled(root, **NO_COMMITS | lazy)
     append(store, 0, 10, length=1000)
-    assert slow_disk.begun.wait(60.0)  # the commit runs, and its end is fixed
+    assert slow_disk.begun.wait(60.0)  # the commit has started, so later appends are not part of it
     first_end = store.log.end_offset
     append(store, 10)
     assert store.gate._commit._wake.is_set()
@@ -282,7 +283,7 @@ def test_replicas_get_what_is_committed_and_a_new_master_goes_on_with_it(tmp_pat
         assert len({replica.account().end_offset for replica in group.replicas.values()}) == 1
         old = group.control_state.record.master
         group.close(old)
-        group.control_state._lease_until_s = 0.0  # its lease has expired
+        group.control_state._lease_until_s = 0.0  # as if the master's lease had expired
         group.control_state._accounts.pop(old)
         group.settle()
         assert group.control_state.record.master != old

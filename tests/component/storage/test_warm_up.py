@@ -1,4 +1,5 @@
-"""A fast writer stores into warm pages: equal bytes, whole batches after a kill, and no harm if warming fails."""
+"""Tests of a fast writer that writes into prefaulted pages: equal bytes, whole batches after a kill, and no harm if the
+prefaulting fails."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def segments(store: MessageStore) -> set[int]:
 
 
 def append_until_warm(store: MessageStore) -> int:
-    """Append until the log ends near the beginning of a warm segment. Returns the number of messages."""
+    """Append until the log ends in the first quarter of a prefaulted segment. Returns the number of messages."""
     count = 0
 
     def append() -> bool:
@@ -123,7 +124,7 @@ def test_appends_go_on_when_pages_cannot_be_made(tmp_path, monkeypatch, caplog):
 
 @contextmanager
 def at_each_line_of(codes: set[CodeType], action: Any) -> Iterator[None]:
-    """Call `action` before each line of these functions that this thread runs."""
+    """Call `action` before each line of the functions in `codes` that this thread runs in the block."""
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         if frame.f_code not in codes:

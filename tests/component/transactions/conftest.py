@@ -1,4 +1,4 @@
-"""Stores of transactions, on a clock that a test sets."""
+"""Fixtures for stores with transactions. The test sets the store's clock."""
 
 from __future__ import annotations
 

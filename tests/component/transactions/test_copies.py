@@ -1,4 +1,5 @@
-"""Transactions on replicas: the table of half messages follows the log, and a transaction ends once over a failover."""
+"""Tests of transactions on replicas: the table of half messages follows the log, and a transaction ends once despite a
+failover."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_a_copy_of_the_log_has_the_same_table(tmp_path, seed, chunk_bytes):
 
 
 def end_transaction(replica: Replica, end: EndTransactionRequest) -> EndResult:
-    """End a transaction, and wait for the disk and the copies."""
+    """End a transaction. Returns after the end is flushed and copied to enough replicas."""
     started = replica.start_end(end, require_topic=lambda topic: None)
     [result] = replica.any_store.gate.progress.wait_settled(started)
     assert isinstance(result, EndResult)
@@ -68,7 +69,8 @@ def test_a_transaction_that_was_begun_under_one_master_ends_once_under_the_next(
     ]
     assert not end_transaction(replicas.master, first).duplicate
     slave = next(replica for replica in replicas.replicas.values() if replica is not replicas.master)
-    with pytest.raises(NotMasterError):  # golden fact 96, with raymq's error for it
+    # golden fact 96: a slave refuses to end a transaction; raymq's error for this case is NotMasterError
+    with pytest.raises(NotMasterError):
         end_transaction(slave, second)
     replicas.close(old)
     replicas.control_state._lease_until_s = 0.0

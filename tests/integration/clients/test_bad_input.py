@@ -1,4 +1,4 @@
-"""Bad input raises one clear error that says what to do, before anything has changed."""
+"""Bad input raises one clear error that tells the user what to do, before anything has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 def state(mq: raymq.Client) -> tuple[object, ...]:
-    """Return everything that bad input must not change: topics with their ends, groups with their offsets."""
+    """Return the state that bad input must not change: topics with the ends of their queues, and groups with their
+    offsets."""
     topics = mq.admin.list_topics()
     groups = mq.admin.list_groups()
     return (
@@ -40,7 +41,7 @@ def state(mq: raymq.Client) -> tuple[object, ...]:
 
 @pytest.fixture
 def unchanged(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """Check after the test that nothing has changed, and that a good message is still accepted."""
+    """Check at the end of the test that the state has not changed, and that a valid message is still accepted."""
     before = state(mq)
     yield
     assert state(mq) == before
@@ -48,7 +49,7 @@ def unchanged(mq: raymq.Client, topic: str) -> Iterator[None]:
         assert producer.send(raymq.Message(topic, b"good")).queue_offset >= 0
 
 
-# Topics
+# bad input for topics
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -120,7 +121,7 @@ def test_an_impossible_number_of_queues_is_refused_with_the_rule(mq: raymq.Clien
         mq.admin.create_topic("never", queues=queues)  # type: ignore[arg-type]  # bad input on purpose
 
 
-# Messages
+# bad input for messages
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -172,7 +173,7 @@ def test_a_closed_producer_refuses_every_way_to_send(mq: raymq.Client, topic: st
             send(message)
 
 
-# Consumers
+# bad input for consumers
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -255,7 +256,7 @@ def test_what_a_listener_raises_is_shown_and_its_message_comes_again(
     def listen(message: MessageExt) -> None:
         attempt = len(os.listdir(tries))
         (tries / f"{attempt}").touch()
-        while len(os.listdir(seen)) < attempt:  # wait until the error of the previous attempt was checked
+        while len(os.listdir(seen)) < attempt:  # wait until the test has checked the error of the previous attempt
             time.sleep(0.01)
         if attempt == 0:
             raise LookupError("no such customer")
@@ -302,7 +303,7 @@ def test_a_listener_that_cannot_be_shipped_is_refused_before_anything_starts(mq:
 
 
 class BreaksWhenLoaded:
-    """Pickling succeeds; unpickling fails."""
+    """A listener that can be pickled but not unpickled."""
 
     def __call__(self, message: MessageExt) -> None:
         raise AssertionError("never called")
@@ -323,11 +324,12 @@ def test_a_listener_that_cannot_be_loaded_in_its_actor_is_refused_and_nothing_ru
     assert not any(name.startswith("pull-g-none") for name in names)
 
 
-# Starting and connecting
+# bad input for starting and connecting
 
 
 def start_elsewhere(directory: Path, *arguments: str, settings: str = "") -> tuple[int, str]:
-    """Start an embedded raymq in a process of its own, in `directory`. Returns its exit code and its output."""
+    """Start an embedded raymq in a separate process, in `directory`. Returns the process's exit code and
+    output."""
     directory.mkdir()
     if settings:
         (directory / "raymq.yaml").write_text(settings)
@@ -380,7 +382,8 @@ print(json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def outcomes(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the outcomes of connecting in a program with its own Ray, by the program's mistake."""
+    """Run a program with its own Ray that makes several mistakes when it connects. Returns the outcome of each mistake,
+    by name."""
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "file").write_text("in the way")
     settings = StoreSettings(
@@ -419,7 +422,7 @@ def test_a_data_directory_locked_by_a_plain_store_names_its_process(outcomes: di
 
 @pytest.mark.parametrize("place", ["below a file", "/proc"])
 def test_a_data_directory_that_cannot_be_written_says_what_to_check(outcomes: dict[str, str], place: str) -> None:
-    """Root may write everywhere, so the test uses places where nobody can write."""
+    """Root may write almost everywhere, so the test uses paths to which nobody can write."""
     assert outcomes[place].startswith("StoreError: cannot open the store director")
     assert "check that it is on a disk with free space" in outcomes[place]
     assert "may write there" in outcomes[place]

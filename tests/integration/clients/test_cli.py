@@ -1,4 +1,4 @@
-"""The command `raymq`, run as users run it: tables for people, JSON for machines, exit codes for scripts."""
+"""The command `raymq`, run as users run it: tables for people, JSON for programs, exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 class Cli:
-    """Runs commands against the module's cluster."""
+    """Runs `raymq` commands against the test module's cluster."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -45,7 +45,7 @@ class Cli:
         return done
 
     def rows(self, *arguments: str, stdin: str = "") -> list[list[str]]:
-        """Return the cells of the table that a command prints, beginning with its head."""
+        """Return the cells of the table that a command prints, row by row, beginning with the header row."""
         lines = self.run(*arguments, stdin=stdin).stdout.splitlines()
         cells = [re.split(r"[│┃]", line)[1:-1] for line in lines]
         return [[cell.strip() for cell in row] for row in cells if row]
@@ -54,7 +54,7 @@ class Cli:
         return json.loads(self.run(*arguments, "--json", stdin=stdin).stdout)
 
     def refused(self, *arguments: str, stdin: str = "", code: int = 1) -> str:
-        """Return the single line with the reason."""
+        """Run a command that must fail, and return the single line of its stderr."""
         done = self.run(*arguments, stdin=stdin, code=code)
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
@@ -228,7 +228,7 @@ def test_the_doctor_looks_at_the_machine_the_node_the_cluster_and_its_groups(
     assert {one["check"] for one in answer["findings"] if one["state"] == "skip"} == {"alert rules"}
     assert {one["check"] for one in answer["findings"] if one["state"] == "fail"} == set()
     places = {one["where"] for one in answer["findings"] if one["check"] == "versions"}
-    assert len(places) == 2  # here, and on the single node by a task
+    assert len(places) == 2  # this process, and a task on the single node
     assert str(box.data) in found["private files"]["seen"]
     assert found["locks"]["seen"] == f"{box.data}: 2 stores are open"
     assert found["lanes"]["state"] == "ok"

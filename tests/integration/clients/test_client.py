@@ -1,4 +1,5 @@
-"""One raymq as its users see it: producing, consuming in both ways, administration, plain handles."""
+"""A raymq cluster as its users see it: producing, consuming by poll and by listener, administration, plain actor
+handles."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def bodies(messages: Iterable[MessageExt]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-# Producing
+# tests of producing
 
 
 def test_a_message_is_read_back_where_its_result_says_with_everything_it_was_sent_with(
@@ -117,7 +118,8 @@ def test_a_future_of_a_send_cannot_be_cancelled_and_still_ends(mq: raymq.Client,
 
 
 def test_one_sharding_key_is_one_queue_in_order_and_the_queue_is_rocketmqs(mq: raymq.Client, topic: str) -> None:
-    keys = [f"user-{number}" for number in range(20)] + ["polygenelubricants"]  # its hash is the least negative number
+    # the Java hash of this string is the smallest negative integer, whose absolute value overflows
+    keys = [f"user-{number}" for number in range(20)] + ["polygenelubricants"]
     queues = [description.queue for description in mq.admin.describe_topic(topic)]
     with mq.producer() as producer:
         futures = [
@@ -163,11 +165,12 @@ def test_the_largest_message_is_4_mib_and_comes_back_whole(mq: raymq.Client, top
     assert message.message_id == result.message_id
 
 
-# Consuming with poll
+# tests of consuming by poll
 
 
 def send_numbers(mq: raymq.Client, topic: str, numbers: Iterable[int], *, sharding: bool = False) -> None:
-    """Send a message per number, with the number as body; with `sharding`, spread over all queues."""
+    """Send one message per number, with the number as body. With `sharding` the messages are spread over all
+    queues."""
     with mq.producer() as producer:
         for number in numbers:
             producer.send_async(raymq.Message(topic, b"%d" % number), sharding_key=str(number) if sharding else None)
@@ -212,11 +215,11 @@ def test_a_tag_subscription_gets_exactly_its_tags_even_where_two_tags_have_one_c
             consumer.commit()
             return sum(consumer.committed(queue) or 0 for queue in consumer.assignment())
 
-        # Messages at a queue's end that the tags exclude are skipped when the long poll without a result has ended.
+        # Excluded messages at a queue's end are skipped only when a long poll ends without a result.
         eventually(lambda: committed() == 300, "everything committed")
     assert Counter(message.tags for message in got) == {"AaAa": 75, "C": 75}
     assert numbers_of(got) == [number for number in range(300) if number % 4 in (0, 2)]
-    # from all queues: one queue may have the first messages of a burst alone
+    # Pull from all queues, because a single queue may hold the first messages of a burst.
     queues = [row.queue for row in mq.admin.describe_topic(topic)]
     pulled = [
         [message for queue in queues for message in mq.admin.pull(queue, 0, max_messages=1000, tags=tag).messages]
@@ -246,12 +249,14 @@ def test_a_group_goes_on_where_it_committed_and_gets_the_rest_again(mq: raymq.Cl
 def test_auto_commit_counts_as_done_what_polls_before_the_last_have_returned(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    """The messages of the last poll count as well, unless an exception ended the program's work on them."""
+    """Closing the consumer also commits the messages of the last poll, unless the program's `with` block ends with an
+    exception."""
     send_numbers(mq, topic, range(30))
     consumer = mq.pull_consumer(group, consume_from=FIRST)
     consumer.subscribe(topic)
     poll_until(consumer, 20)
-    assert consumer.poll(max_messages=10, timeout_s=60.0)  # one poll, however many messages it returns
+    # the second poll: exactly one call, however many messages it returns
+    assert consumer.poll(max_messages=10, timeout_s=60.0)
     with pytest.raises(ZeroDivisionError), consumer:
         raise ZeroDivisionError
     left = sum(entry.lag for entry in mq.admin.describe_group(group))
@@ -301,7 +306,8 @@ def test_a_new_group_starts_at_the_first_message_or_at_a_time(mq: raymq.Client, 
 def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivered_twice(
     mq: raymq.Client, topic: str, group: str
 ) -> None:
-    """The first has everything; the second joins and takes half; the first leaves and the second has everything."""
+    """The first consumer has all queues. The second consumer joins and takes half of the queues. After the first
+    consumer leaves, the second has all queues."""
     seen: list[MessageExt] = []
 
     def take(consumer: raymq.PullConsumer) -> int:
@@ -320,7 +326,8 @@ def test_two_consumers_share_the_queues_and_hand_over_without_a_message_delivere
         def shared() -> bool:
             take(first)
             take(second)
-            taken, left = second.assignment(), first.assignment()  # in the order in which a queue may be at neither
+            # read the second consumer first: a queue that moves is for a while at neither consumer
+            taken, left = second.assignment(), first.assignment()
             assert not set(taken) & set(left)
             return [len(taken), len(left)] == [2, 2]
 
@@ -361,7 +368,7 @@ def test_a_deleted_topic_does_not_keep_a_consumer_from_its_other_topic(
     assert sum(entry.committed or 0 for entry in mq.admin.describe_group(group)) == 50
 
 
-# Consuming with a listener
+# tests of consuming by listener
 
 
 @pytest.fixture
@@ -390,7 +397,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
         def passed() -> int:
             return sum(q.commit_offset for q in subscription.status()[0].queues if q.queue.topic == topic)
 
-        # Messages at a queue's end that the tags exclude are skipped when the long poll without a result has ended.
+        # Excluded messages at a queue's end are skipped only when a long poll ends without a result.
         eventually(lambda: passed() == 200, "the end of every queue")
     subscription.stop()
     assert journal.distinct_numbers() == list(range(1, 200, 2))
@@ -401,7 +408,7 @@ def test_a_function_listens_and_stop_commits_what_it_has_seen(
 
 
 class SumPerQueue:
-    """A listener with state, which makes its unpicklable objects in its first call."""
+    """A listener with state. Its first call makes the objects that cannot be pickled."""
 
     def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
@@ -502,7 +509,7 @@ def test_a_push_and_a_pull_consumer_of_one_group_share_its_queues(
     assert journal.lines()
 
 
-# Administration
+# tests of administration
 
 
 def test_creating_a_topic_again_as_it_is_changes_nothing_and_otherwise_is_refused(mq: raymq.Client) -> None:
@@ -555,7 +562,7 @@ def test_groups_are_listed_described_with_their_lag_and_forgotten(mq: raymq.Clie
             refused(group)
 
 
-# Plain handles
+# tests of plain actor handles
 
 
 def test_plain_handles_of_a_broker_send_to_and_pull_from_its_own_queues(mq: raymq.Client, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Delayed messages and queries through a whole cluster. The store's own tests are in tests/component."""
+"""Delayed messages and queries in a whole cluster. tests/component has the tests of the store's own part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 
 def bodies(mq: raymq.Client, topic: str) -> list[bytes]:
-    """Return the bodies of all present messages of a topic."""
+    """Return the bodies of all stored messages of a topic."""
     found = []
     for queue in mq.admin.describe_topic(topic):
         if queue.messages:
@@ -36,7 +36,8 @@ def bodies(mq: raymq.Client, topic: str) -> list[bytes]:
 
 
 def test_a_delayed_message_comes_when_it_is_due_over_a_kill_of_its_store(mq: raymq.Client, topic: str) -> None:
-    """By level and by time; each message arrives once, with its original id, and not before its time."""
+    """The message is delayed by a level or until a time. Each message arrives once, with its original id, and not
+    before it is due."""
     due_ms = time.time_ns() // 1_000_000 + 3000
     with mq.producer() as producer:
         timed = producer.send(raymq.Message(topic, b"timed", keys=["t"], deliver_at_ms=due_ms))
@@ -167,7 +168,8 @@ def test_delayed_messages_are_counted_and_the_next_are_listed(mq: raymq.Client, 
 
 
 def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic: str, group: str) -> None:
-    """A producer sends garbage and decompression bombs all the time, beside good messages that all readers get."""
+    """A producer sends garbage and decompression bombs all the time. Every reader still gets the valid messages in
+    between."""
     queue = mq.admin.describe_topic(topic)[0].queue
     storage = mq.storages.get(mq.routes.get(topic).master_storage(queue.broker_name))
     liars = list(lying_bodies().values())
@@ -215,5 +217,5 @@ def test_a_hostile_producer_stops_no_reader_of_the_topic(mq: raymq.Client, topic
 
 
 def resident_mib() -> int:
-    """Return the memory of this process, in MiB."""
+    """Return the resident memory of this process, in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20

@@ -1,4 +1,5 @@
-"""Log records in a whole cluster: docs/logs.md, and a process that ends without closing its handler."""
+"""Shipping log records to topics in a whole cluster: the examples of docs/logs.md, and a process that ends without
+closing its handler."""
 
 from __future__ import annotations
 

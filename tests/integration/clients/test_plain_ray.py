@@ -1,4 +1,4 @@
-"""A program that has only Ray sends and pulls with the handle of a broker."""
+"""A program that has Ray but not raymq sends and pulls with the actor handle of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONLY_RAY = """
 
     sys.meta_path.insert(0, Refuse())
 """
-"""The `sitecustomize` of an environment with Ray and without raymq."""
+"""Text of a `sitecustomize` module that makes an environment with Ray refuse to import raymq."""
 
 PROGRAM = """
     import json

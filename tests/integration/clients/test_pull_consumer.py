@@ -1,6 +1,7 @@
-"""Pull consumers of both kinds in a cluster: chosen queues, offsets, offsets for times, tables, resets, added queues.
+"""The synchronous and the asyncio pull consumer in a cluster: assigned queues, offsets, offsets for times, tables,
+resets, added queues.
 
-test_client.py covers the queues that a group shares.
+test_client.py covers queues that the members of a group share.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> Iterator[Make]:
-    """Yield a maker of consumers of one kind. The consumers are closed at the end."""
+    """Yield a function that makes consumers, synchronous or asyncio as the test's parameter says. The consumers are
+    closed at the end."""
     made = []
 
     def make(group: str, **options: Any) -> Any:
@@ -51,14 +53,14 @@ def make(request: pytest.FixtureRequest, mq: raymq.Client, loop: LoopThread) -> 
 
 
 def send(mq: raymq.Client, topic: str, *bodies: bytes, key: str = "one queue") -> MessageQueue:
-    """Send into one queue. Returns the queue."""
+    """Send messages to one queue. Returns the queue."""
     with mq.producer() as producer:
         [queue] = {producer.send(raymq.Message(topic, body), sharding_key=key).queue for body in bodies}
     return queue
 
 
 def poll(consumer: Any, count: int) -> list[bytes]:
-    """Return the bodies of `count` messages."""
+    """Poll until `count` messages have arrived. Returns their bodies."""
     bodies: list[bytes] = []
 
     def enough() -> bool:
@@ -166,7 +168,8 @@ def test_iteration_commits_what_the_program_has_asked_beyond(
 
 
 def test_a_reset_moves_consumers_that_run(mq: raymq.Client, topic: str, group: str, make: Make) -> None:
-    """Consumers of a group learn of the reset by heartbeats; a consumer that has chosen its queues asks for resets."""
+    """Heartbeats report the reset to the members of a group. A consumer with assigned queues checks for resets
+    itself."""
     queue = send(mq, topic, *(b"%d" % number for number in range(10)))
     consumers = {}
     for mode in ("subscribe", "assign"):
@@ -185,7 +188,7 @@ def test_a_listener_hears_of_queues_that_are_added(mq: raymq.Client, topic: str,
     calls: list[tuple[str, list[MessageQueue]]] = []
     consumer.register_queue_change_listener(topic, lambda name, queues: calls.append((name, queues)))
     mq.admin.update_topic(topic, queues=6)
-    # one broker has its new queues before the other, and the listener may be called in between
+    # one broker adds its queues before the other broker, and the listener may be called in between
     eventually(lambda: calls and len(calls[-1][1]) == 6, "the listener is called with all queues")
     name, queues = calls[-1]
     assert name == topic
@@ -203,7 +206,8 @@ def test_brokers_know_who_consumes_what(mq: raymq.Client, topic: str, group: str
 
 
 def test_many_async_consumers_share_one_loop(mq: raymq.Client, topic: str, group: str) -> None:
-    """Each task gets its share of a group's messages while the others wait."""
+    """Many asyncio tasks each consume a share of a group's messages. A task that waits does not block the other
+    tasks."""
 
     async def consume(seen: list[bytes]) -> None:
         async with mq.async_pull_consumer(group, consume_from=FIRST) as consumer:

@@ -1,4 +1,5 @@
-"""Real Rebalance actors and members: a sticky group keeps its queues, and its members learn of resets."""
+"""Real Rebalance actors and members: the members of a sticky group keep their queues, and heartbeats report resets to
+the members."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tests.support.history.waiting import eventually
 
 
 class Member:
-    """A consumer without messages that releases revoked queues at once."""
+    """A group member that consumes no messages and releases revoked queues at once."""
 
     def __init__(self, mq: raymq.Client, group: str, name: str, topic: str) -> None:
         self.name, self.topic = name, topic

@@ -1,4 +1,5 @@
-"""Recall and replay on a whole cluster, by the API and from the command line."""
+"""Recall of delayed messages and replay of dead letters in a whole cluster, by the API and from the command
+line."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ def now_ms() -> int:
 
 
 def run(*words: str) -> dict[str, object]:
-    """Return the JSON that a command prints."""
+    """Run a raymq command with --json and return its output, decoded."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def read(mq: raymq.Client, topic: str) -> list[MessageExt]:
-    """Return every message of a topic, queue by queue."""
+    """Return every message of a topic, one queue after another."""
     messages: list[MessageExt] = []
     for entry in mq.admin.describe_topic(topic):
         offset = entry.min_offset

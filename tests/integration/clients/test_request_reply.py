@@ -1,4 +1,4 @@
-"""Requests and replies on a whole cluster: listeners and a pull consumer answer, requesters leave, replies come
+"""Requests and replies in a whole cluster: listeners and a pull consumer reply, requesters leave, and replies arrive
 late."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 REQUEST_S = 30.0
-"""Much longer than a reply takes, so no test waits for it."""
+"""Timeout of a request, in seconds. A reply takes far less, so no test waits for the timeout."""
 
 
 def upper(message: MessageExt) -> object:
-    """A listener that replies with the body in capitals."""
+    """A listener that replies with the message's body in capitals."""
     return raymq.reply(message.body.upper(), keys=["k"], properties={"by": "upper"})
 
 
@@ -54,7 +54,7 @@ def test_a_batch_listener_answers_each_message_and_asyncio_asks(mq: raymq.Client
 
 
 def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic: str) -> None:
-    """Golden fact 164: after the timeout the correlation id is unknown."""
+    """Source: golden fact 164. After the timeout the requester no longer has the correlation id."""
     before = mq.producer().request_statistics()
     with mq.pull_consumer(f"late-{uuid4().hex[:8]}", consume_from=FIRST) as c:
         c.subscribe(topic)
@@ -73,7 +73,7 @@ def test_a_reply_that_comes_late_is_dropped_and_counted(mq: raymq.Client, topic:
 
 
 def test_a_reply_to_a_client_that_is_gone_is_stored_and_said_to_be_so(mq: raymq.Client, topic: str) -> None:
-    """Golden fact 163."""
+    """Source: golden fact 163."""
     asker = raymq.connect()
     future = asker.producer().request_async(raymq.Message(topic, b"anybody?"), timeout_s=REQUEST_S)
     with mq.pull_consumer(f"gone-{uuid4().hex[:8]}", consume_from=FIRST) as c:

@@ -1,6 +1,5 @@
-"""Simple consumers in a cluster: receives, acknowledgements, redelivery, dead letters, order, more consumers than
-queues.
-"""
+"""Simple consumers in a cluster: receives, acknowledgements, redelivery, dead letters, order, and more consumers than
+queues."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_sixteen_consumers_share_two_queues_and_each_message_is_settled_once(mq:
                     with lock:
                         got.extend(numbers(messages))
                         counted[number] += acked
-        except BaseException as error:  # raised by the test's own thread
+        except BaseException as error:  # the test's main thread raises the error
             failures.append(error)
 
     threads = [threading.Thread(target=consume, args=(number,)) for number in range(16)]

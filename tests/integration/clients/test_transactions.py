@@ -1,6 +1,6 @@
-"""Transactions against a whole cluster.
+"""Transactions in a whole cluster.
 
-tests/component/transactions covers a store's part in transactions, and tests/chaos/transactions covers faults.
+tests/component/transactions covers the store's part of transactions, and tests/chaos/transactions covers faults.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_what_cannot_be_a_transaction_is_refused(mq: raymq.Client, topic: str) -
                 producer.transaction(raymq.Message(name, b"x"))
         with producer.transaction(raymq.Message(topic, b"late", delay_level=18)):
             pass
-        assert bodies(mq, topic) == Counter([b"late"])  # the delay has no effect
+        assert bodies(mq, topic) == Counter([b"late"])  # a delay level has no effect on a transaction's message
     with pytest.raises(raymq.TopicNotExistError):
         mq.admin.describe_topic(HALF_TOPIC)
 
@@ -130,7 +130,7 @@ def test_a_task_that_dies_in_a_transaction_leaves_nothing_visible_and_another_pr
     with mq.transaction_producer("dying", check=check):
         assert answered.wait(60)
         eventually(lambda: waiting(mq, topic) == 0, "the transaction has its outcome")
-        # The store notes the outcome before the message is on disk and visible.
+        # The store records the outcome before the message is on disk and visible to consumers.
         eventually(lambda: bodies(mq, topic), "the message is visible")
     assert (questions[0].topic, questions[0].body, questions[0].keys) == (topic, b"of a dead task", ("dead",))
     assert bodies(mq, topic) == Counter([b"of a dead task"])

@@ -1,4 +1,5 @@
-"""The programs in examples/, run on one cluster: their figures match the data, and each draws its picture."""
+"""The programs in examples/, run on one cluster: the numbers that they print match the data, and each draws its
+picture."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from examples import flights_to_picture, orders_to_windows, points_to_classes
 SMALLEST_PICTURE_BYTES = 5_000
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark's own, from distutils
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Py4J closes its sockets at any time
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray Data's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PySpark uses distutils, which is deprecated
+    # Py4J leaves its sockets open until the garbage collector closes them
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # the warnings come from Ray Data
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 def assert_picture(file: Path) -> None:
-    """Check that the file is a PNG with content: an empty page of this size has a fraction of the bytes."""
+    """Check that the file is a PNG with content. An empty picture of this size would have far fewer bytes."""
     picture = file.read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > SMALLEST_PICTURE_BYTES

@@ -1,4 +1,5 @@
-"""The pages with snippets: every snippet runs unchanged and in order, with a user's commands and interpreter."""
+"""The documentation pages with snippets: every snippet of a page runs unchanged and in order, with the commands and the
+interpreter of a user."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ DOWN = Snippet("sh", "raymq down\n", "", None)
 
 
 def snippets(page: Path) -> list[Snippet]:
-    """Return the runnable snippets of a page, each with the text block that follows it, which is its output."""
+    """Return the runnable snippets of a page. If a text block follows a snippet, that block is the snippet's expected
+    output."""
     text = page.read_text()
     found = [(match[1], match[2], text.count("\n", 0, match.start()) + 1) for match in FENCE.finditer(text)]
     followed = [*found, ("", "", 0)][1:]
@@ -43,14 +45,14 @@ def snippets(page: Path) -> list[Snippet]:
 
 @pytest.fixture
 def box() -> Iterator[Sandbox]:
-    """A sandbox whose Ray listens on loopback only."""
+    """A sandbox in which Ray listens only on loopback."""
     with pytest.MonkeyPatch.context() as patch, sandbox() as box:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield box
 
 
 def run(snippet: Snippet) -> str:
-    """Return the output of a snippet, which must succeed."""
+    """Run a snippet and return its output. Fails if the snippet fails."""
     command = [sys.executable, "-"] if snippet.language == "python" else ["bash", "-e", "-"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

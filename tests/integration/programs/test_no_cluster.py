@@ -1,4 +1,5 @@
-"""Connecting without a running cluster, in a module of its own without the cluster that the other modules share."""
+"""Connecting while no cluster runs. These tests have a module of their own, because the other modules share a running
+cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq up`, `status` and `down`, as processes of their own with nothing running before."""
+"""`raymq up`, `status` and `down`, run as separate processes. No Ray cluster runs before `up`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ RAYMQ = str(Path(sys.executable).with_name("raymq"))
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    """A sandbox whose Ray listens on loopback only."""
+    """A sandbox in which Ray listens only on loopback."""
     with pytest.MonkeyPatch.context() as patch, sandbox() as box:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         yield box
         run_directory = box.home / ".raymq" / "run"
-        if (run_directory / "ray-head.json").exists():  # a test failed before it ended what it had started
+        # a test failed before it stopped the cluster that it had started
+        if (run_directory / "ray-head.json").exists():
             subprocess.run([RAYMQ, "down"], cwd=box.work, capture_output=True, timeout=150, check=True)
         for file in [*run_directory.iterdir(), *(box.home / ".ray").iterdir()]:
             file.unlink()
@@ -35,7 +36,7 @@ def box() -> Iterator[Sandbox]:
 
 
 def raymq(box: Sandbox, *arguments: str, code: int = 0) -> Any:
-    """Run a command with --json. Returns its answer, or its error if it fails as expected."""
+    """Run a command with --json. Returns the command's decoded output, or its error text if `code` is not 0."""
     done = subprocess.run(
         [RAYMQ, *arguments, "--json"], cwd=box.work, capture_output=True, text=True, timeout=150, check=False
     )
@@ -83,8 +84,8 @@ def test_up_starts_everything_once_down_ends_it_and_up_again_has_the_messages(bo
 
 
 def board_is_there_and_can_be_installed_again(box: Sandbox) -> None:
-    """Check that `up` wrote Grafana's dashboard into the session's folder. This Ray has no dashboard that watches
-    it."""
+    """Check that `up` wrote Grafana's dashboard into the Ray session's directory, and that `metrics install` writes the
+    file again. No Grafana server reads this directory."""
     [board] = box.tmp.glob("ray/session_2*/metrics/grafana/dashboards/raymq*.json")
     text = board.read_text()
     board.unlink()

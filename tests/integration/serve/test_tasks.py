@@ -1,4 +1,5 @@
-"""Tasks of Ray Serve on raymq: a `@task_consumer` deployment with three replicas, while a replica is killed."""
+"""Tasks of Ray Serve on raymq: a `@task_consumer` deployment with three replicas runs tasks while a replica is
+killed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ CONFIG = TaskProcessorConfig(
 
 
 def application() -> Any:
-    """Return the deployment. A nested class is pickled by value, so replicas need no module of the tests."""
+    """Return the deployment. Its class is nested so that it is pickled by value: replicas cannot import modules of the
+    tests."""
 
     @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=8, ray_actor_options={"num_cpus": 0})
     @task_consumer(task_processor_config=CONFIG)
@@ -72,7 +74,7 @@ def application() -> Any:
 
 @pytest.fixture(scope="module")
 def adapter(mq: raymq.Client) -> Iterator[RaymqTaskProcessorAdapter]:
-    """Yield a program's adapter, while the deployment runs."""
+    """Yield the task adapter of a user's program, while the deployment runs."""
     serve.start(proxy_location="Disabled")
     try:
         serve.run(application(), name="jobs", route_prefix=None)
@@ -88,7 +90,7 @@ def state(adapter: RaymqTaskProcessorAdapter, task_id: str) -> str:
 
 
 def ends_as(adapter: RaymqTaskProcessorAdapter, task_id: str, wanted: str) -> Any:
-    """Return the result of a task, once its state is `wanted`."""
+    """Wait until a task's state is `wanted`, and return the task's result."""
     eventually(lambda: state(adapter, task_id) == wanted, f"task {task_id} {wanted}")
     return adapter.get_task_status_sync(task_id).result
 

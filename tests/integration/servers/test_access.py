@@ -1,8 +1,8 @@
-"""Access control in a whole cluster: unknown users, wrong secrets, missing and present rights, over each API.
+"""Access control in a whole cluster: unknown users, wrong secrets, missing and granted rights, over each API.
 
-The APIs are client, lane, handle and command. The group has two replicas, so that checks also cover the servers' own
-calls and lanes. The test's own process belongs to the super user; each other user has an actor of its own, like a
-user's program.
+The APIs are the client, lanes (socket connections), actor handles and commands. The broker group has two replicas, so
+that checks also cover the servers' own calls and lanes. The test's own process runs as the super user. Each other user
+has a separate actor, which acts like the user's program.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from tests.support.clusters.access import (
 from tests.support.clusters.cluster import Sandbox, kill_actors, user_environment
 from tests.support.history.waiting import eventually
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+# pickle this module by value: Ray's workers cannot import tests
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TEAM, OTHER, ROME, SLOW = (
     raymq.Credentials(name, f"the secret of {name}") for name in ("orders-team", "other-team", "rome", "slow")
 )
 READ_PER_S = 40
-"""The number of messages per second that SLOW may consume."""
+"""Quota of the user SLOW: maximum number of messages consumed per second."""
 USERS = f"""
 users:
   - name: {TEAM.user}
@@ -75,7 +76,7 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture(scope="module")
 def mq(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[raymq.Client]:
-    """Yield the super user's client."""
+    """Yield the super user's client of a cluster with access control."""
     with access_cluster(box, tmp_path_factory.mktemp("access"), USERS) as client:
         client.admin.create_topic("orders", 2)
         client.admin.create_topic("bills", 2)
@@ -156,7 +157,7 @@ def transacted(topic: str, group: str) -> Callable[[raymq.Client], Any]:
 
 
 def asked(topic: str, group: str) -> Callable[[raymq.Client], Any]:
-    """Send a request, with a listener of the same user that replies."""
+    """Return a function that sends a request to a listener of the same user, and returns the listener's reply."""
 
     def work(client: raymq.Client) -> Any:
         consumer = client.push_consumer(group).subscribe(topic).on_message(lambda message: raymq.reply(b"pong"))
@@ -319,7 +320,8 @@ def test_a_user_of_a_namespace_has_what_is_in_it_and_nothing_else(mq: raymq.Clie
 
 
 def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """Return the time from the first message to the last of `count`, for a pull consumer."""
+    """Return a function that consumes `count` messages with a pull consumer, and returns the seconds between the first
+    and the last poll."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -334,7 +336,8 @@ def pulled(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
 
 
 def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any]:
-    """Return the time of `pulled` for a simple consumer."""
+    """Return a function that consumes `count` messages with a simple consumer, and returns the seconds between the
+    first and the last receive."""
 
     def work(client: raymq.Client) -> Any:
         times, left = [], count
@@ -349,7 +352,8 @@ def received(topic: str, group: str, count: int) -> Callable[[raymq.Client], Any
 
 
 def listened(topic: str, group: str, count: int, notes: Path) -> Callable[[raymq.Client], Any]:
-    """Return the time of `pulled` for a listener."""
+    """Return a function that consumes `count` messages with a listener, and returns the seconds between the first and
+    the last message."""
 
     def listen(message: raymq.MessageExt) -> None:
         with notes.open("a") as file:
@@ -375,8 +379,9 @@ def test_what_a_user_consumes_has_a_bound_in_each_way(mq: raymq.Client, tmp_path
     mq.admin.create_topic("bulk", 1)
     with mq.producer() as producer:
         producer.send_batch([raymq.Message("bulk", b"x")] * count)
-    # A second's quota comes at once and another with the first token; the other two take a second each. The first
-    # message may be noted late, so half of that must show.
+    # The test consumes four times the quota of a second. One quota is available at once, and another with the first
+    # token; the other two take a second each. The first message may be timed late, so require only half of these two
+    # seconds.
     for work in (
         pulled("bulk", "bulk-pull", count),
         received("bulk", "bulk-simple", count),
@@ -407,7 +412,7 @@ def test_no_named_actor_of_a_running_cluster_serves_a_user_without_rights(mq: ra
 
         def all_run() -> bool:
             if ray.wait([reference], timeout=0)[0]:
-                ray.get(reference)  # raises the error of a failed program
+                ray.get(reference)  # this call raises the error of a failed program
             return all_own_kinds_run()
 
         eventually(all_run, "an actor of each kind runs", 60.0)
@@ -500,7 +505,7 @@ NEW = raymq.Credentials("new-team", "the secret of new-team")
 
 
 def succeeds(credentials: raymq.Credentials, work: Callable[[raymq.Client], Any]) -> bool:
-    """Return True if the work succeeds, False if its user is refused."""
+    """Return True if the work succeeds, False if the servers refuse the user."""
     try:
         as_user(credentials, work)
     except (AccessDeniedError, AuthenticationError):
@@ -555,7 +560,8 @@ def test_a_user_that_is_deleted_is_refused_over_what_it_has_open(mq: raymq.Clien
 
 
 def test_access_outlives_the_servers(mq: raymq.Client) -> None:
-    """The last test of this module: the changes of earlier tests survive, too."""
+    """This test is the last of the module, so that it also checks the changes of earlier tests after the servers
+    restart."""
     for actor in ("Storage", "Broker", "NameServer"):
         kill_actors(actor)
 

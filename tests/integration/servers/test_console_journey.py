@@ -1,4 +1,4 @@
-"""One journey through the console's pages in a browser, over a live cluster: from login to the kill of a store."""
+"""One walk through the console's pages in a browser, on a live cluster: from the login to the kill of a store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.history.waiting import eventually
 
 SETTINGS = one_group("{replicas: 1}")
 PATIENCE_MS = 60_000
-"""Timeout of each wait for the servers: a retry, a restart."""
+"""Timeout, in ms, of each wait for the servers, for example for a retry or a restart."""
 CALL_TIMEOUT_S = 30.0
 ADMIN_TOKEN = "the admins' token"
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -39,7 +39,8 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def page(mq: raymq.Client) -> Iterator[Page]:
-    """Yield a page without a login. Requests may fail while a store is away; the page repeats them."""
+    """Yield a page on which nobody is logged in. Requests may fail while a store does not answer; the page retries
+    them."""
     app = create_app(live_cluster(mq, "raymq"), ConsoleSettings(is_admin=lambda token: token == ADMIN_TOKEN))
     with (
         launched() as browser,
@@ -51,13 +52,13 @@ def page(mq: raymq.Client) -> Iterator[Page]:
 
 
 def refuses(message: raymq.MessageExt) -> None:
-    """A listener that fails, with an error of several lines."""
+    """A listener that always fails."""
     raise ValueError("out of stock")
 
 
 def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None:
     expect.set_options(timeout=PATIENCE_MS)
-    topic = f"{topic}-of-the-page"  # the fixture has made the other one
+    topic = f"{topic}-of-the-page"  # the fixture has already created a topic of the original name
     log_in(page)
     create_topic(page, topic)
     send(page, topic, "o-1", "the first order")
@@ -72,7 +73,7 @@ def test_a_journey(mq: raymq.Client, page: Page, topic: str, group: str) -> None
 
 
 def reload_until(page: Page, shown: Callable[[], bool], what: str) -> None:
-    """Load a page again, as its user would, until it shows something."""
+    """Reload a page, as a user would, until `shown` returns True. `what`: a description for the error message."""
     deadline_s = time.monotonic() + PATIENCE_MS / 1000
     while not shown():
         assert time.monotonic() < deadline_s, f"{what} is not shown: {page.inner_text('main')}"
@@ -112,7 +113,8 @@ def find(page: Page, topic: str, key: str, body: str) -> None:
     page.get_by_label("Topic").fill(topic)
     page.get_by_label("Key").fill(key)
     page.get_by_role("button", name="Find").click()
-    shown = page.locator("pre").filter(has_text=body)  # the only one that is found is shown at once
+    # if a query finds a single message, the page shows its body at once
+    shown = page.locator("pre").filter(has_text=body)
     reload_until(page, lambda: shown.count() > 0, "the message, found by its key")
 
 
@@ -159,19 +161,19 @@ def replay(page: Page, group: str) -> None:
     page.get_by_role("button", name="Replay chosen").click()
     expect(page.get_by_text("brought back").first).to_be_visible()
     page.goto(f"/groups/{group}/dead-letters")
-    # The page finds the letter's copy by the index, which follows the log.
+    # The page finds the replayed copy of the dead letter with the message index, which lags behind the log.
     reload_until(page, lambda: page.get_by_role("checkbox").count() == 1, "the other dead letter alone")
 
 
 def kill_the_store(page: Page) -> None:
-    """The page that is open says that the store gives no answer, and goes on by itself."""
+    """The open page shows an alert that the store does not answer, and recovers without a reload."""
     page.goto("/cluster")
     broker = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="broker-a", exact=True))
     expect(broker).to_contain_text("ready")
     page.evaluate("window.notReloaded = true")
     store = ActorRef(str(StorageName("broker-a", 0)))
     pid = store.call("describe", timeout_s=30).pid
-    os.kill(pid, signal.SIGSTOP)  # so that it is away until the page has shown it
+    os.kill(pid, signal.SIGSTOP)  # the store stays stopped until the page has shown the alert
     try:
         expect(page.get_by_role("alert").first).to_be_visible()
     finally:
@@ -192,7 +194,8 @@ def test_the_console_is_at_the_same_address_after_its_process_was_killed(mq: ray
         eventually(lambda: described().get("pid") not in (None, first["pid"]), "another process of the console")
         assert described()["url"] == first["url"]
         assert answers(first["url"])
-        assert launch("console", address, load_settings(config))["pid"] == described()["pid"]  # it runs already
+        # the console already runs, so no second process starts
+        assert launch("console", address, load_settings(config))["pid"] == described()["pid"]
     finally:
         launch("stop_console", address)
 

@@ -1,6 +1,8 @@
-"""NameServers and brokers with everything but messages: what they keep, what they refuse, and what they tell.
+"""NameServers and brokers without their message traffic: the state they keep, the requests they refuse, and the
+information they return.
 
-Two NameServers, two broker groups; topics are created by sending to them, and failed messages are tried again soon.
+The cluster has two NameServers and two broker groups. Sending to a topic creates the topic, and failed messages are
+retried soon.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def broker(name: str):
 
 
 def run(*words: str) -> str:
-    """The standard output of a command that succeeds."""
+    """Run a command, which must succeed, and return its standard output."""
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -52,7 +54,7 @@ def queue_of(topic: str) -> MessageQueue:
 
 
 def put(mq: raymq.Client, topic: str, *bodies: bytes) -> None:
-    """Store messages in queue 0 of broker-a."""
+    """Store one message per body in queue 0 of broker-a."""
     storage = mq.storages.get("storage-broker-a-0")
     persist_until(time.monotonic() + WAIT_S, lambda left_s: storage.append([make_batch(bodies, topic=topic)], left_s))
 
@@ -63,13 +65,13 @@ def fetch(mq: raymq.Client, topic: str, offset: int = 0, wait_s: float = 0.0) ->
     return result
 
 
-# NameServers
+# tests of NameServers
 
 
 def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     mq: raymq.Client, topic: str, box: Sandbox
 ) -> None:
-    """One of them comes back without its file, as it would on another node."""
+    """One of the NameServers restarts without its file, as it would on another node."""
     mq.admin.put_kv("mine", "k", "v")
     mq.admin.set_order_config(topic, "broker-a:2")
     shutil.rmtree(box.data / "nameserver-1")
@@ -78,7 +80,7 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
     def back() -> bool:
         try:
             kept = mq.routes.call_all("list_kv", "mine")
-            known = mq.routes.call_all("brokers")  # each NameServer gets each broker's heartbeat at another time
+            known = mq.routes.call_all("brokers")  # a broker's heartbeat reaches each NameServer at a different time
             return kept == [{"k": "v"}, {}] and [len(brokers) for brokers in known] == [2, 2]
         except RaymqError:
             return False
@@ -101,8 +103,8 @@ def test_the_kv_configuration_and_order_topics_outlive_the_nameservers(
 
 
 def knows_that_there_is_none(mq: raymq.Client, topic: str) -> bool:
-    """Return whether the topic does not exist. A restarted NameServer answers so only after every broker could
-    register."""
+    """Return whether the NameServer reports that the topic does not exist. After a restart the NameServer does so only
+    when every broker has had time to register."""
     try:
         mq.routes.get(topic)
     except RaymqError as error:
@@ -122,12 +124,12 @@ def test_routes_tell_the_node_of_each_store(mq: raymq.Client, topic: str) -> Non
     assert {data.nodes[0] for data in mq.admin.topic_route(topic).brokers.values()} == {mq.node_id}
 
 
-# Topics
+# tests of topics
 
 
 def test_a_topic_is_read_and_written_as_its_permission_says(mq: raymq.Client, topic: str) -> None:
     mq.admin.update_topic(topic, perm=4)
-    with pytest.raises(RuntimeError, match="no W"):  # a plain handle's error is a built-in one
+    with pytest.raises(RuntimeError, match="no W"):  # a plain actor handle raises built-in exceptions only
         ray.get(broker("broker-a").send.remote(topic, b"x"))
     with pytest.raises(NoPermissionError):
         mq.routes.get_or_create(topic)
@@ -150,7 +152,7 @@ def test_a_topic_gets_more_queues_and_never_fewer(mq: raymq.Client, topic: str) 
 def test_many_topics_and_groups_are_created_with_few_calls(mq: raymq.Client) -> None:
     topics = {f"many-{index}": 1 + index % 5 for index in range(600)}
     mq.admin.create_topics(topics)
-    for servers_topics in mq.routes.call_all("topics"):  # each NameServer knows them on return
+    for servers_topics in mq.routes.call_all("topics"):  # when `create_topics` returns, each NameServer has the topics
         assert topics.keys() <= set(servers_topics)
     mq.routes.fetch(topics)
     assert {topic: len(mq.routes.get(topic).publish_queues) for topic in topics} == topics
@@ -201,7 +203,7 @@ def test_a_deleted_topic_takes_no_messages_until_it_is_created_again(mq: raymq.C
     assert [message.body for message in decode_records(fetch(mq, topic).records)] == [b"new"]
 
 
-# Groups and offsets
+# tests of groups and offsets
 
 
 def test_offsets_count_by_owner_and_reset_and_outlive_the_broker(mq: raymq.Client, topic: str, group: str) -> None:
@@ -366,7 +368,7 @@ def test_a_message_given_back_comes_again_and_is_dead_at_last(mq: raymq.Client, 
         ray.get(handle.send_back.remote(group, b"nonsense" * 20))
 
 
-# Clients and counters
+# tests of clients and counters
 
 
 def test_the_brokers_know_who_produces_and_consumes(mq: raymq.Client, topic: str, group: str) -> None:

@@ -1,4 +1,5 @@
-"""A producer with lying compressed bodies beside honest producers: every kind of consumer gets all honest messages."""
+"""A producer sends bodies with corrupt compression among the messages of honest producers: every kind of consumer gets
+all valid messages."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ HONEST = 40
 
 @pytest.fixture
 def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a topic of one queue: honest messages with their numbers as bodies, and a lie after every fourth."""
+    """Create a topic of one queue. Valid messages have their numbers as bodies, and a message with a corrupt compressed
+    body follows every fourth."""
     name = "hostile"
     mq.admin.create_topic(name, queues=1)
     honest = compression.Compression.compress_body
@@ -45,7 +47,7 @@ def topic(mq: raymq.Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def dead(mq: raymq.Client, group: str) -> list[str]:
-    """Return the reasons of a group's dead letters."""
+    """Return the reason of each of a group's dead letters."""
     try:
         letters = mq.admin.dead_letters(group).letters()
     except (raymq.GroupNotExistError, raymq.TopicNotExistError):

@@ -1,4 +1,5 @@
-"""Live settings in a whole cluster: set by commands and handles, effective at once, kept when actors restart."""
+"""Live settings in a whole cluster: commands and actor handles set them, they take effect at once, and they survive
+restarts of actors."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def test_a_broker_group_that_is_not_writable_is_read_only(mq: raymq.Client, monk
 
 
 def test_every_broker_group_is_checked(mq: raymq.Client) -> None:
-    for _ in range(2):  # first the topic is made, then it exists
+    for _ in range(2):  # the first run creates the topic, and the second finds the topic
         checks = json.loads(run("check", "send", "--count", "5", "--json"))["checks"]
         assert [(row["broker"], row["sent"], row["failed"]) for row in checks] == [
             ("broker-a", 5, 0),

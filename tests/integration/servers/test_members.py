@@ -1,4 +1,5 @@
-"""Requests to live members in a whole cluster: docs/members.md, the commands, members that leave."""
+"""Requests to live group members in a whole cluster: the examples of docs/members.md, the commands, and members that
+leave."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PAGE = (DOCS / "members.md").read_text()
 
 
 def run(*words: str) -> dict[str, object]:
-    """Return the JSON that a command prints."""
+    """Run a raymq command with --json and return its output, decoded."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code in (0, 1), done.output
     return json.loads(done.stdout)
@@ -63,7 +64,8 @@ def test_every_kind_of_consumer_answers(mq: raymq.Client) -> None:
 
         def has_consumed() -> RunningInfo | None:
             [info] = mq.admin.running_info("of-push", stacks=True)
-            held = [one for one in info.queues if one.queue.topic == "asked"]  # without its retry topic
+            # the queues without the queue of the group's retry topic
+            held = [one for one in info.queues if one.queue.topic == "asked"]
             return info if len(held) == 2 and info.consumed == 1 else None
 
         pushed = eventually(has_consumed, "the listener holds both queues and has consumed")
@@ -100,4 +102,4 @@ def test_members_are_asked_after_brokers_have_ended(mq: raymq.Client, monkeypatc
 
 
 def _take(message: raymq.MessageExt) -> None:
-    """A listener that accepts everything."""
+    """A listener that consumes every message without an error."""

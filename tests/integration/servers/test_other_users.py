@@ -1,4 +1,5 @@
-"""Another user of a machine with a cluster reads no file of a store and no token, and opens no lane."""
+"""Another user of the same machine can read no file of a store and no token, and can open no lane (socket
+connection)."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ json.dump({what: [one for one in wanted[what] if tried[what](one)] for what in w
 
 
 def another_user(**wanted: list[str]) -> dict[str, list[str]]:
-    """Return which of the wanted paths, sockets and lanes the user `nobody` can open."""
+    """Return the wanted paths, sockets and lanes that the user `nobody` can open."""
     told = subprocess.run(
         [sys.executable, "-c", ANOTHER_USER],
         input=json.dumps(wanted),
@@ -90,8 +91,8 @@ def another_user(**wanted: list[str]) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    """Run a cluster with a message, in a directory that everybody may enter, so that only its own permissions protect
-    it."""
+    """Run a cluster with one message in a directory that every user may enter, so that only the permissions of raymq's
+    own files protect the cluster."""
     with sandbox("broker_groups: 1\n") as box:
         for path in (box.root, box.tmp, box.work, box.home):
             path.chmod(0o755)
@@ -137,6 +138,7 @@ def test_no_lane_is_opened(box: Sandbox, server: str) -> None:
     assert another_user(answers=[address.name[1:]]) == {"answers": []}, "not even a hello is sent"
     wrong = LaneAddress(address.name, bytes(32), address.host, address.port)
     assert address.port
-    with pytest.raises((EOFError, LaneSecretError)):  # the server sends nothing to strangers, and closes
+    # the server closes the connection of a client without the secret, and sends it nothing
+    with pytest.raises((EOFError, LaneSecretError)):
         Lane(wrong, remote=True, timeout_s=CALL_S)
     Lane(address, remote=True, timeout_s=CALL_S).close()

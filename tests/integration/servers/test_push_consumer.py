@@ -1,6 +1,5 @@
-"""The push consumer with Ray: concurrent and orderly, retries, broadcasting, suspension, blocking and crashing
-listeners.
-"""
+"""The push consumer on a Ray cluster: concurrent and orderly, retries, broadcasting, suspension, and listeners that
+block or crash."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def send(mq: raymq.Client, topic: str, numbers: Any, *, sharding_key: str | None
 
 
 def lag(mq: raymq.Client, group: str) -> int:
-    """Return the number of messages that the group has not committed; -1 while no broker has the group."""
+    """Return the number of messages that the group has not committed; -1 as long as no broker has the group."""
     try:
         return sum(entry.lag for entry in mq.admin.describe_group(group))
     except raymq.GroupNotExistError:
@@ -175,7 +174,7 @@ def test_dead_letters_are_brought_back_once_to_their_group_alone(
     assert sorted(own_lines(journal)) == sorted(
         f"{topic} {one.message_id} 0 {number}" for number, one in enumerate(sent)
     )
-    assert len(journal.lines()) - len(own_lines(journal)) == 3  # the other group got each message once
+    assert len(journal.lines()) - len(own_lines(journal)) == 3  # the other group received each message only once
 
 
 def own_lines(journal: ListenerNotes) -> list[str]:
@@ -295,8 +294,9 @@ def test_everyone_hears_everything_in_broadcasting_and_goes_on_after_a_restart(
         )
     before = set(heard())
     mq.admin.delete_topic(topic)
-    mq.admin.create_topic(topic, queues=2)  # in each of two broker groups, as at first
-    send(mq, topic, range(100, 200))  # more than the offsets in the files
+    mq.admin.create_topic(topic, queues=2)  # two queues in each of two broker groups, as in the deleted topic
+    # more messages than the offsets that the broadcast consumers' offset files contain
+    send(mq, topic, range(100, 200))
     with start():
         eventually(
             lambda: [heard()[p] for p in heard() if p not in before] == [list(range(100, 200))] * 2,
@@ -351,7 +351,7 @@ def suspended(subscription: Any) -> bool:
 
 
 class Meter:
-    """A consume hook that writes to a journal and then fails."""
+    """A consume hook that writes a line before and after each listener call, and then raises an error."""
 
     def __init__(self, journal: ListenerNotes) -> None:
         self._journal = journal
@@ -380,7 +380,7 @@ def test_a_listener_process_that_is_killed_loses_nothing_and_disturbs_no_other(
 
     def listen(message: MessageExt) -> None:
         while int(message.body) >= 200 and not killed.exists():
-            time.sleep(0.01)  # every queue has unfinished messages when the process is killed
+            time.sleep(0.01)  # wait, so that every queue has unfinished messages when the process is killed
         journal.write(f"{os.getpid()} {int(message.body)}")
         time.sleep(0.005)
 

@@ -1,6 +1,5 @@
-"""Inner batches and light queues in a whole cluster: written, read by pull and push consumers, found by key and id,
-listed.
-"""
+"""Inner batches and light queues in a whole cluster. The tests write them, read them with pull and push consumers, find
+them by key and id, and list them."""
 
 from __future__ import annotations
 

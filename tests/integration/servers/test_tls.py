@@ -1,6 +1,6 @@
-"""Ray's TLS for a whole cluster, with the certificates of docs/security.md.
+"""A whole cluster with Ray's TLS and with the certificates of docs/security.md.
 
-The test has a process of its own, because Ray reads the TLS switch when it is imported.
+The test runs in a separate process, because Ray reads its TLS setting only when it is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One cluster and one Spark session for all modules of this folder: their start takes longer than the tests."""
+"""One cluster and one Spark session for all modules of this folder, because starting both takes longer than the
+tests."""
 
 from __future__ import annotations
 

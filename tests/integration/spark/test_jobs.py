@@ -1,4 +1,4 @@
-"""The finished jobs through their commands, on a cluster of one machine and in one Spark session."""
+"""raymq's built-in Spark jobs, run by their commands on a cluster of one machine and in one Spark session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ TAGS = ("paid", "late", None)
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> list[bytes]:
-    """Return the bodies in the topic, sorted: 1,000 of each tag and of none, with 50 different keys."""
+    """Return the sorted bodies of the topic's messages. The topic has 1,000 messages of each tag and 1,000 without a
+    tag, with 50 different keys."""
     mq.admin.create_topics({TOPIC: 4, AGAIN: 4})
     return send(mq, range(MESSAGES))
 
@@ -51,7 +52,8 @@ def send(mq: raymq.Client, numbers: range) -> list[bytes]:
 
 @pytest.fixture
 def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a runner of `raymq job` commands with the module's session and client instead of the command's own."""
+    """Return a function that runs a `raymq job` command. The command uses the test module's Spark session and client
+    instead of its own."""
 
     @contextmanager
     def session(name: str, address: str | None, size: SessionSize, *, quiet: bool) -> Iterator[Any]:
@@ -75,7 +77,7 @@ def run(mq: raymq.Client, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
 
 
 def check_picture(path: Path) -> None:
-    """Check that the file is a PNG of the stated size in which a tenth is coloured."""
+    """Check that the file is a PNG of PICTURE_SIZE_PX in which at least a tenth of the pixels is coloured."""
     assert struct.unpack(">II", path.read_bytes()[16:24]) == PICTURE_SIZE_PX
     pixels = imread(path)[:, :, :3]
     assert ((pixels.max(axis=2) - pixels.min(axis=2)) > 0.2).mean() > 0.1
@@ -137,7 +139,8 @@ def test_dead_letters_are_told_with_their_reason(run: Any, mq: raymq.Client, sen
 
 
 def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]:
-    """Return the counts in a topic, by the begin of their window in ms and by tag. Checks that none is stored twice."""
+    """Return the counts in a topic, by the start time of their window in ms, and by tag. Checks that no count is stored
+    twice."""
     found: dict[tuple[int, str | None], int] = {}
     for queue in mq.admin.describe_topic(topic):
         for message in mq.admin.pull(queue.queue, 0, max_messages=1000).messages if queue.messages else ():
@@ -149,7 +152,8 @@ def counts_in(mq: raymq.Client, topic: str) -> dict[tuple[int, str | None], int]
 
 
 def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq.Client, tmp_path: Path) -> None:
-    """Windows of a second; a window is sent when a message arrives that was stored after the window's end."""
+    """The windows last one second. The job sends a window's counts when a message arrives that was stored after the
+    window's end."""
     source, target = "job-events", "job-event-counts"
     mq.admin.create_topics({source: 2, target: 2})
     arguments = (
@@ -173,7 +177,8 @@ def test_a_topic_is_counted_in_windows_and_a_restart_goes_on(run: Any, mq: raymq
         assert done["late"] == 0
 
     def all_sent() -> bool:
-        """A later message closes the windows of earlier messages."""
+        """Send a later message, which closes the windows of earlier messages, and return whether all counts have
+        arrived."""
         with mq.producer("job-test") as producer:
             producer.send(raymq.Message(source, b"event", tags="end"))
         run(*arguments, "--available-now", "--json")

@@ -1,4 +1,5 @@
-"""A topic read by Spark, on one machine: the DataFrame has the sent messages, and nothing is left running."""
+"""Spark reads a topic on one machine: the DataFrame has exactly the sent messages, and no process is left
+afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MESSAGES = 2000
 
 @pytest.fixture(scope="module")
 def sent(mq: raymq.Client) -> dict[MessageQueue, dict[int, bytes]]:
-    """Return the bodies in a topic, by queue and queue offset. Message 3 has an empty set of keys and no tag."""
+    """Return the bodies in a topic, by queue and queue offset. Message number 3 has an empty set of keys and no
+    tag."""
     mq.admin.create_topic(TOPIC, queues=QUEUES)
     messages = [
         raymq.Message(

@@ -1,4 +1,5 @@
-"""A topic as a stream, on one machine: RayDP's executors read it, and a consumer group shows the query's progress."""
+"""A topic as a Spark stream, on one machine: RayDP's executors read the topic, and a consumer group shows the query's
+progress."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_a_query_reads_what_comes_goes_on_from_its_checkpoint_and_a_group_shows_
 
     mq.admin.delete_topic("stream-orders")
     mq.admin.create_topic("stream-orders", queues=4)
-    send(mq, "stream-orders", range(2000))  # more than the checkpoint's offsets in each queue
+    # more messages than the checkpoint's offset in each queue, so that offsets alone do not reveal the deletion
+    send(mq, "stream-orders", range(2000))
     sink.counts.clear()
     with pytest.raises(StreamingQueryException, match="deleted and created anew"):
         writer.trigger(availableNow=True).start().awaitTermination(60)

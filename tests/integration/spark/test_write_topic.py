@@ -1,4 +1,5 @@
-"""Spark writes to topics of a cluster: each row of a DataFrame is stored once, also after a second write."""
+"""Spark writes DataFrames to a cluster's topics. Each row is stored exactly once, even if a task writes the row
+twice."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_a_frame_is_written_once_with_all_its_columns(mq: raymq.Client, spark: S
         assert (row.tags, list(row.keys)) == ("even" if number % 2 == 0 else None, [f"k-{number}"])
         assert row.properties == {"third": str(number % 3)}
     places = {(number % 7, row.broker_name, row.queue_id) for number, row in there.items()}
-    assert len(places) == 7  # each key has one queue
+    assert len(places) == 7  # all messages of a key are in the same queue
     ends = {(queue.queue.broker_name, queue.queue.queue_id): queue.end_offset for queue in summary.queues}
     assert sum(ends.values()) == 5000
 

@@ -1,4 +1,5 @@
-"""Pages of a topic compared with a list of its messages: for any bounds, the pages together have each message once."""
+"""Tests that page through a topic and compare with a list of its messages: for any page bounds, the pages together have
+each message once."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ QUEUES = [MessageQueue("orders", name, id_) for name, id_ in (("a", 0), ("a", 1)
 
 
 class Topic:
-    """Messages of queues, by their times. A queue holds the messages from its first offset on; some offsets have
-    none."""
+    """Fake topic: the store times of the messages in each queue. A queue starts at its first offset; some offsets have
+    no message."""
 
     def __init__(self, times: list[list[int]], firsts: list[int], gaps: set[int], per_fetch: int) -> None:
         self.firsts = dict(zip(QUEUES, firsts, strict=True))

@@ -1,4 +1,5 @@
-"""Waiting delayed messages, compared with a list of all delayed messages and of the delivered ones."""
+"""Tests of the list of delayed messages that still wait, compared with all delayed messages minus the delivered
+ones."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SOURCES = [(SCHEDULE_TOPIC, 2), (TIMER_TOPIC, 5), (TIMER_TOPIC, TIMER_RECALL_QUE
 
 
 class Queues:
-    """Delay queues in memory. A read ends at the end of a file of 7 units."""
+    """Delay queues in memory. A read stops at the end of a file, and a file has 7 units."""
 
     def __init__(self, times: list[list[int]], done: list[int]) -> None:
         self.times = {SOURCES[0]: sorted(times[0]), SOURCES[1]: times[1], SOURCES[2]: times[2]}

@@ -1,4 +1,4 @@
-"""The kernel that encodes columns and the encoder of messages write the same bytes."""
+"""Tests that the kernel that encodes columns writes the same bytes as the encoder of single messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMPRESSIONS = st.builds(Compression, st.sampled_from(CompressionType), threshol
 
 @dataclass(frozen=True)
 class Rows:
-    """Messages, and the further arguments of both encoders."""
+    """Messages to encode, and the other arguments that both encoders take."""
 
     messages: list[Message]
     ids: Sequence[str]
@@ -76,7 +76,7 @@ def rows(draw: st.DrawFn) -> Rows:
 
 
 def text_of(message: Message) -> bytes:
-    """Return a message's own properties as stored on disk."""
+    """Encode a message's own properties (user properties, tags and keys) as bytes, as a record stores them."""
     pairs = list(message.properties.items())
     pairs += [("TAGS", message.tags)] if message.tags else []
     pairs += [("KEYS", " ".join(message.keys))] if message.keys else []
@@ -84,11 +84,11 @@ def text_of(message: Message) -> bytes:
 
 
 def columns_of(made: Rows, kind: pa.DataType | None, expected: EncodedBatch) -> EncodedBatch:
-    """Encode the rows from columns of a type, or from lists."""
+    """Encode the messages as columns: Arrow arrays of type `kind`, or Python lists if `kind` is None."""
     bodies: Any = [message.body for message in made.messages]
     texts: Any = [text_of(message) for message in made.messages]
     if kind is not None:
-        # a slice of a longer column, so that offsets do not begin at 0
+        # a slice of a longer column, so that the Arrow offsets do not start at 0
         bodies = pa.array([b"before", *bodies, b"behind"], kind).slice(1, len(bodies))
         texts = pa.array([b"before", *texts, b""], kind).slice(1, len(texts))
     flags = np.array([message.flag for message in made.messages], np.int32)
@@ -118,7 +118,7 @@ def test_columns_and_messages_are_encoded_alike(made: Rows, kind: pa.DataType | 
     assert batch.wait_store_msg_ok is expected.wait_store_msg_ok
     validate_batch(batch)
     for start, size in zip(record_starts(batch.records).tolist(), batch.sizes.tolist(), strict=True):
-        # the store fills in the property CRC
+        # the store fills in the property CRC later, so the CRC of such a record is not checked
         sealed = made.options["append_prop_crc"]
         assert check_record(batch.records, start, check_crc=not sealed) == (size, True)
 

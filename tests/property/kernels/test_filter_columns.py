@@ -1,4 +1,5 @@
-"""A filter's two evaluations agree: one message after another, and the bytes of many records at once."""
+"""Tests that a filter selects the same messages in both evaluations: message by message, and over the bytes of many
+records at once."""
 
 from __future__ import annotations
 
@@ -163,6 +164,6 @@ def test_a_filter_selects_records_as_it_selects_their_messages(
     data = bytearray(batch.records)
     expected = [expression.matches(one) for one in properties]
     if damaged < len(properties):
-        data[int(starts[damaged]) + 4] ^= 0xFF  # not the magic of a record
+        data[int(starts[damaged]) + 4] ^= 0xFF  # damages the record's magic; damaged records pass the filter
         expected[damaged] = True
     assert matching(bytes(data), starts.astype(np.int64), expression).tolist() == expected

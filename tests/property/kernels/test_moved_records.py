@@ -1,6 +1,6 @@
-"""Moving records together gives the same records as moving them one by one.
+"""Tests that moving many delayed records at once produces the same records as moving each record alone.
 
-300 random chunks; RAYMQ_SOAK=1 makes 15,000, RAYMQ_MOVED_SEED repeats one.
+300 random chunks. RAYMQ_SOAK=1 tests 15,000 chunks; RAYMQ_MOVED_SEED repeats a single chunk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def random_records(dice: random.Random) -> list[bytes]:
 
 
 def harm(dice: random.Random, record: bytes) -> bytes:
-    """Return the record with one fault, which the parsers may not even detect."""
+    """Return the record with one change, which the parsers may not detect."""
     names = (b"REAL_TOPIC\x01", b"REAL_QID\x01", b"TIMER_DELIVER_MS\x01", b"\x02UNIQ_KEY")
     data, name = bytearray(record), dice.choice(names)
     at = data.find(name)
@@ -74,7 +74,8 @@ def moved_singly(record: bytes, producer: ProducerSequence) -> MovedRecord | Non
         waiting = read_waiting(record)
         topic, queue_id = waiting.real_topic, waiting.real_queue_id
         data = move_record(waiting, topic, queue_id, producer=producer, store_host_ipv6=False)
-    except (RaymqError, ValueError, struct.error):  # struct.error: a queue id that does not fit
+    # struct.error is raised for a queue id that does not fit into its field
+    except (RaymqError, ValueError, struct.error):
         return None
     return MovedRecord(topic, queue_id, data, tags_code(waiting.tags))
 

@@ -1,6 +1,7 @@
-"""Reading properties by shapes gives the same properties as reading each record alone, whatever the texts.
+"""Tests that reading properties by shapes (records of equal layout at once) gives the same properties as reading each
+record alone, for any texts.
 
-400 random blocks; RAYMQ_SOAK=1 makes 20,000, RAYMQ_SHAPES_SEED repeats one.
+400 random blocks. RAYMQ_SOAK=1 tests 20,000 blocks; RAYMQ_SHAPES_SEED repeats a single block.
 """
 
 from __future__ import annotations

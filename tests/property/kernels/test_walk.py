@@ -1,6 +1,7 @@
-"""The walk over records finds the same records as hopping from one to the next, for any sizes and any damage.
+"""Tests that the fast scan of a log finds the same records as a loop from record to record, for any sizes and any
+damage.
 
-450 random logs; RAYMQ_SOAK=1 makes 15,000, RAYMQ_WALK_SEED repeats one.
+450 random logs. RAYMQ_SOAK=1 tests 15,000 logs; RAYMQ_WALK_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROUNDS = 5000 if os.environ.get("RAYMQ_SOAK") == "1" else 150
 
 
 def hop(data: bytes, position: int, limit: int, *, any_magic: bool) -> tuple[list[int], int]:
-    """Walk slowly and simply, record by record."""
+    """Scan records in a simple loop. Returns the records' start positions, and the position at which the scan
+    ended."""
     starts = []
     while position < limit and position <= len(data) - MIN_RECORD_SIZE:
         size, magic = struct.unpack_from(">ii", data, position)
@@ -44,7 +46,8 @@ def sizes_of(dice: random.Random) -> list[int]:
 
 
 def random_log(dice: random.Random) -> bytearray:
-    """Return several runs of records, mostly with one magic, and damage."""
+    """Return a log of several runs of records. Most records have one magic, and one record may have a damaged
+    header."""
     sizes = [size for _ in range(dice.choice((1, 2, 5))) for size in sizes_of(dice)]
     magic = dice.choice((MAGIC_V1, MAGIC_V2))
     log, starts = bytearray(sum(sizes)), []
@@ -80,7 +83,7 @@ def test_the_walk_finds_the_same_records_as_hopping(part: int) -> None:
 
 
 def test_the_walk_continues_after_a_record_with_another_magic() -> None:
-    """Records of both magics may alternate within a run of equal sizes."""
+    """A run of records of equal size may have records of both magics."""
     head = {magic: struct.pack(">ii", 100, magic).ljust(100, b"\0") for magic in (MAGIC_V1, MAGIC_V2)}
     data = head[MAGIC_V1] * 2000 + head[MAGIC_V2] * 2000
     assert walk_records(data).starts.tolist() == list(range(0, 400_000, 100))

@@ -1,6 +1,8 @@
-"""Leases of simple consumers under random receives, settlements, clocks and failovers, compared with a simple model.
+"""Tests of the leases of simple consumers under random receives, acknowledgements, clocks and failovers, compared with
+a simple model.
 
-The model has for each offset: whether it is settled, until when it is invisible, and how often it was delivered.
+For each offset, the model stores if the message is settled (complete), until when it is invisible, and how often it was
+delivered.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ QUEUES = 2
 
 @dataclass
 class OffsetState:
-    """One offset: delivered `attempts` times, last with `receipt`, invisible until `visible_ms`."""
+    """The model's state of a message: delivered `attempts` times, last with `receipt`, invisible until
+    `visible_ms`."""
 
     attempts: int = 0
     visible_ms: int = 0
     receipt: tuple[int, int] = (-1, -1)
     settled: bool = False
     gone: bool = False
-    """Deleted by retention."""
+    """True if retention has deleted the message."""
 
     @property
     def open(self) -> bool:
@@ -41,7 +44,7 @@ class OffsetState:
 
 @dataclass
 class HeldLease:
-    """A lease from its consumer's view."""
+    """A lease as its consumer holds it: the granted range, and the offsets of the messages in the range."""
 
     given: LeasedRange
     offsets: list[int] = field(default_factory=list)
@@ -110,7 +113,8 @@ class PopModel(RuleBasedStateMachine):
                 known.visible_ms = given.pop_ms + given.invisible_ms
                 known.receipt = given.start, given.pop_ms
             self.held.append(HeldLease(given, offsets))
-        # Until the next receive, deleted messages count as delivered.
+        # Until the next receive, messages that retention deleted still count as delivered, so the number of messages is
+        # not checked.
         if not any(one.gone and not one.settled for known in self.queues.values() for one in known):
             assert got == min(most, there)
         if self.ordered:
@@ -118,7 +122,8 @@ class PopModel(RuleBasedStateMachine):
         assert got >= min(wanted, most), "messages that are free are handed out"
 
     def check_order(self, ranges: tuple[LeasedRange, ...]) -> None:
-        """Check that order mode delivers no message before an earlier one."""
+        """Check that, in order mode, a message is delivered only together with all earlier open messages of its
+        queue."""
         for q, known in self.queues.items():
             offsets = [offset for given in ranges if given.queue_id == q for offset in offsets_of(given)]
             if offsets:
@@ -134,7 +139,8 @@ class PopModel(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=data(), whole=booleans())
     def ack(self, data: data, whole: bool) -> None:  # type: ignore[valid-type]  # hypothesis' own name
-        """Acknowledge some messages of a lease, perhaps twice, perhaps late."""
+        """Acknowledge some messages of a lease. The messages may already be acknowledged, or the lease may have
+        expired."""
         part, chosen, held = self.choose(data, whole)
         settled = decide_ack(self.state.pop, self.committed, GROUP, [part])
         if settled.change is not None:
@@ -173,7 +179,7 @@ class PopModel(RuleBasedStateMachine):
         self.held.append(HeldLease(given, mine))
 
     def of_lease(self, held: HeldLease, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """Return the chosen offsets that a receipt still holds: those whose messages exist, and all.
+        """Return the chosen offsets that the lease's receipt still holds: first the existing messages only, then all.
 
         A message that retention deleted stays in its lease until the next receive from the queue.
         """
@@ -205,7 +211,8 @@ class PopModel(RuleBasedStateMachine):
 
     @rule(data=data())
     def failover(self, data: data) -> None:  # type: ignore[valid-type]  # as above
-        """Let another broker read a snapshot and the records after it, or after an earlier position."""
+        """Replace the broker by one that loads a snapshot and applies the records after it, or after an earlier
+        position."""
         files, position = self.snapshots[-1]
         state, read_position = load_snapshot(files.get, parse_fastjson)
         assert read_position == position
@@ -218,7 +225,8 @@ class PopModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """Check that the committed offset covers the settled prefix, and passes no open offset."""
+        """Check that the committed offset does not pass a message that is not settled, and that the leases are still
+        counted."""
         for q, known in self.queues.items():
             first_open = next((i for i, one in enumerate(known) if one.open), len(known))
             assert self.committed(TOPIC, q) <= first_open

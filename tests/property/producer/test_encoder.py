@@ -1,4 +1,5 @@
-"""A producer's batches equal, byte for byte, the batches of raymq.records.format.encode, for any number of messages."""
+"""Tests that a producer's batches equal, byte for byte, the batches of raymq.records.format.encode, for any number of
+messages."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def message(
 
 
 def some_encoder(chance: random.Random, host: tuple[str, int]) -> tuple[Compression, BatchEncoder, QueueSends]:
-    """Return a compression, an encoder with it, and a queue that may have been sent to before."""
+    """Return a compression, an encoder that uses the compression, and the send state of a queue, which may have earlier
+    sends."""
     compression = Compression(chance.choice([CompressionType.NONE, CompressionType.ZSTD]))
     sends = QueueSends(MessageQueue(chance.choice(TOPICS), "a", chance.randint(0, 3)))
     sends.next_sequence = chance.choice([0, 8, 95, 10**9])

@@ -1,9 +1,10 @@
-"""A producer over brokers that fail at random: nothing is lost or doubled, and order holds where required.
+"""Tests of a producer with brokers that fail at random: no message is lost or stored twice, and order holds if
+required.
 
 Each seed draws the result of every attempt at every broker: store and answer, store and lose the answer, refuse, be
 away, or be slow. Some runs change the master of a broker group in the middle. The laws:
 
-- every send ends, and an acknowledged message is where its result says, once in all brokers together;
+- every send completes, and an acknowledged message is stored where its result says, once in all brokers together;
 - an error other than "unknown" means that the message is stored nowhere; after "unknown" it is stored at most once;
 - messages of one key are in one queue in the order sent, and a batch is in one queue in order;
 - a queue's sequences only grow (the fake store checks it), and without refusals they have no gaps.
@@ -56,7 +57,7 @@ def route_of(masters: dict[str, str]) -> TopicRoute:
 
 
 class SeededRun:
-    """One seed's brokers, sends and results."""
+    """The brokers, sends and results of one random run, which a seed determines."""
 
     def __init__(self, seed: int, make) -> None:
         self.chance = random.Random(seed)
@@ -79,7 +80,7 @@ class SeededRun:
         self.batches: list[list[Future[SendResult]]] = []
 
     def step(self):
-        """Return the outcome of one attempt."""
+        """Return the outcome of one attempt to append: None for success, or a random failure."""
         if self.chance.random() < 0.4:
             return None
         if self.refusing and self.chance.random() < 0.5:
@@ -89,7 +90,7 @@ class SeededRun:
     def fail_over(self) -> None:
         name = self.chance.choice(list(self.masters))
         self.masters[name] = f"storage-{name}-1"
-        self.refusing = True  # the old master refuses
+        self.refusing = True  # from now on, the old master refuses every append
         self.producer.test_routes.routes["orders"] = route_of(self.masters)
         self.stores[name].script = [NotMasterError(name, 1)] * 100_000
 
@@ -107,7 +108,7 @@ class SeededRun:
             futures = handed_over(
                 self.producer, [Message("orders", body) for body in bodies], {"sharding_key": key}, timeout_s
             )
-        except SystemBusyError as error:  # no room within the short timeout
+        except SystemBusyError as error:  # the producer's buffer had no room within the short timeout
             futures = [Future() for _ in bodies]
             for future in futures:
                 future.set_exception(error)
@@ -168,7 +169,8 @@ def check(run: SeededRun) -> None:
 
 
 def check_sequences(run: SeededRun) -> None:
-    """Check that each sequence of a queue has one message. Without a refusal, sequences have no gaps."""
+    """Check that each sequence number of a queue belongs to one message. Without refused appends, the numbers have no
+    gaps."""
     owners: dict[tuple[str, int, int], str] = {}
     for name, store in run.stores.items():
         for batches in (*store.attempts, *run.replicas[name].attempts):

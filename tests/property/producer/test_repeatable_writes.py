@@ -1,6 +1,7 @@
-"""Attempts of one write compared with a model: each row is stored once, and in order in each queue.
+"""Tests of several attempts of one repeatable write, compared with a model: each row is stored once, and in order in
+each queue.
 
-Attempts are interleaved, lost, refused, killed and repeated.
+The attempts run at the same time. Some of them are killed and repeated, and their requests fail or get lost.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NOW_MS = time.time_ns() // 1_000_000
 
 
 class KilledError(Exception):
-    """The process of an attempt has ended."""
+    """Simulates that the process of an attempt was killed."""
 
 
 def random_table(chance: random.Random, count: int) -> pa.Table:
@@ -44,8 +45,8 @@ def random_table(chance: random.Random, count: int) -> pa.Table:
 
 
 class Attempts:
-    """Attempts of one write of `table` as epoch `epoch`, each in a thread, over stores that fail as `chance`
-    decides."""
+    """Attempts to write `table` with epoch `epoch`. Each attempt runs in a thread, over stores that fail at
+    random."""
 
     def __init__(self, chance: random.Random, writers: Writers, table: pa.Table, epoch: int) -> None:
         self.chance, self.writers, self.table, self.epoch = chance, writers, table, epoch
@@ -60,7 +61,7 @@ class Attempts:
         return thread
 
     def run(self, chance: random.Random) -> None:
-        """Run one attempt, which may be killed after any table."""
+        """Run one attempt, which may be killed after any part of the table."""
         try:
             self.write(chance, kill_share=0.3)
         except (KilledError, RaymqError):
@@ -84,7 +85,7 @@ class Attempts:
 
 
 def fault(chance: random.Random) -> object:
-    """Return a step of a store's script."""
+    """Return a random outcome of an append at a fake store: None for success, or an error."""
     lost = RequestTimeoutError("append", 1.0)
     return chance.choice(
         [
@@ -105,7 +106,7 @@ def small_blocks(monkeypatch):
 
 
 def expected(writers: Writers, table: pa.Table) -> dict[tuple[str, str, int], list[bytes]]:
-    """Return the bodies of each queue in order, as one undisturbed attempt stores them."""
+    """Return the bodies that each queue has after a single attempt without failures, in order."""
     stores = [DedupStore(name) for name in writers.stores]
     alone = Writers(writers.route, *stores)
     with alone.make("write/0", 0, now_ms=NOW_MS, first_queue=1) as writer:
@@ -141,7 +142,7 @@ def test_each_row_is_stored_once_and_in_order(seeds):
                 store.script = []
             assert not attempts.unexpected
             assert attempts.write(chance, kill_share=0.0) == table.num_rows
-            assert attempts.write(chance, kill_share=0.0) == table.num_rows  # a replay of stored rows adds nothing
+            assert attempts.write(chance, kill_share=0.0) == table.num_rows  # one more attempt stores no row again
             for queue, bodies in expected(writers, table).items():
                 before[queue] = [*before.get(queue, []), *bodies]
             assert contents(writers) == before

@@ -1,4 +1,5 @@
-"""Laws of the log's frames for any bytes: one side reads what the other writes, and nothing else is accepted."""
+"""Tests of the frames that copy the log, with any bytes: each side reads what the other side writes, and all other
+bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One changed bit of a queue id, queue offset or topic loses only that message, and recovery reports it.
+"""Tests that a changed bit in a queue id, queue offset or topic loses only that message, and that recovery reports the
+message.
 
 Random logs of several queues and topics, after a clean stop or a crash, with or without the queues' units. 24 logs;
-RAYMQ_SOAK=1 makes 2,000. RAYMQ_PLACES_SEED repeats one.
+RAYMQ_SOAK=1 tests 2,000 logs. RAYMQ_PLACES_SEED repeats a single log.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_flushes")
 
 SEEDS = 2000 if os.environ.get("RAYMQ_SOAK") == "1" else 24
 ONE_SEED = os.environ.get("RAYMQ_PLACES_SEED")
-# the two topics and the four queue ids differ in one bit from each other
+# one changed bit turns the topic "orders" into "orderr", or a queue id into another queue id
 QUEUES = [("orders", 0), ("orders", 1), ("orders", 2), ("orders", 3), ("orderr", 0), ("pays", 1)]
 Sent = dict[tuple[str, int], list[bytes]]
 
@@ -54,8 +55,8 @@ def directory() -> Iterator[Path]:
 
 
 def written_store(dice: random.Random, root: Path, *, stopped: bool) -> tuple[Path, Sent]:
-    """Write a store with messages in all queues, in turns or in random batches. Returns its directory and the
-    bodies."""
+    """Write a store with messages in all queues, appended to the queues in turn or in random order. Returns the store's
+    directory and the bodies by queue."""
     store = open_store(root / "original")
     sent: Sent = {key: [] for key in QUEUES}
     takes_turns = dice.random() < 0.5
@@ -85,7 +86,8 @@ def records_of(root: Path) -> list[Record]:
 
 
 def change_bit(dice: random.Random, record: Record) -> str:
-    """Flip a bit, usually a low one, of a field that no checksum covers. Returns a description."""
+    """Flip a bit, usually a low bit, of a record's field that no checksum covers. Returns a description of the
+    change."""
     data, topic = bytearray(record.path.read_bytes()), record.view.topic.encode()
     field = dice.choice(("queue id", "queue offset", "topic"))
     if field == "topic":
@@ -101,7 +103,8 @@ def change_bit(dice: random.Random, record: Record) -> str:
 
 
 def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
-    """Return the store's end of each producer in each queue: the next sequence, and the offset after it."""
+    """Return, for each producer and queue in the store, the next sequence number and the queue offset after the last
+    message."""
     ends = set()
     for row in store._parts.dedup.rows():
         first, following, queue_offset = row.ranges[-1]
@@ -110,14 +113,16 @@ def producers_of(store: MessageStore) -> set[tuple[str, str, int, int, int]]:
 
 
 def check_one(seed: int, root: Path) -> bool:
-    """Return True if recovery found the changed record; False if two records may be the changed one."""
+    """Change a bit in a random store and check the recovery. Returns False if recovery could not decide which of two
+    records has the changed bit."""
     dice = random.Random(seed)
     stopped, has_units = dice.random() < 0.4, dice.random() < 0.6
     root, sent = written_store(dice, root, stopped=stopped)
     records = records_of(root)
     record = dice.choice(records[:-1])
     if not (stopped or has_units):
-        # without units nothing shows the place of a queue's last record
+        # without queue units, nothing shows the right place of a queue's last record, so the test does not change a
+        # last record
         record = dice.choice([one for one in records if one.view.queue_offset < len(sent[one.key]) - 1])
         shutil.rmtree(root / "consumequeue")
     if stopped and dice.random() < 0.7:
@@ -138,7 +143,8 @@ def check_one(seed: int, root: Path) -> bool:
                 expected[record.view.queue_offset] = None
             found = placed_bodies(store, *key)
             if found != expected:
-                # only a neighbour that may equally be the changed record, and only if no unit decides
+                # allowed only for an adjacent record that may equally be the changed record, and only if no queue unit
+                # decides
                 wrong = [index for index in range(len(bodies)) if found[index] != expected[index]]
                 assert not stopped, text
                 assert not has_units, text
@@ -147,7 +153,8 @@ def check_one(seed: int, root: Path) -> bool:
                 was_sure = False
         assert not (was_sure and holes), text
         if was_sure and all(hole.reason.startswith(PLACE_REASON) for hole in store.mender.holes):
-            # Damage may make the snapshot useless; recovery then has only the producers of the newest files.
+            # Damage may make the snapshot of producers useless. Recovery then finds only the producers in the newest
+            # log files.
             assert producers_of(store) <= producers, text
         assert all(hole.reason.startswith(PLACE_REASON) for hole in holes), text
         assert {(topic, queue) for topic, queues in store.topics.queue_ids().items() for queue in queues} == set(
@@ -178,7 +185,8 @@ def test_every_other_message_is_read_at_its_own_offset(directory: Path) -> None:
 def test_every_other_message_is_read_at_its_own_offset_with_small_blocks(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most of the log is outside of the blocks that are read around a misplaced record."""
+    """The test makes blocks so small that most of the log is outside of the blocks that recovery reads around a
+    misplaced record."""
     monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 20_000)
     monkeypatch.setattr(storage.dispatch.record_blocks, "BLOCK_BYTES", 3000)

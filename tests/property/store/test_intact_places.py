@@ -1,9 +1,10 @@
-"""Recovery takes no record of an intact log for a changed one, whatever else the store has lost.
+"""Tests that recovery never takes a record of an intact log for a damaged record, whatever other files the store has
+lost.
 
 Random stores with topics that are deleted and created again, delayed and transactional messages, inner batches, light
 queues, and files that retention has deleted. Masters and replicas, after a clean stop or a crash, without some of their
-queues, snapshots, checkpoints or notes of deletions. 24 stores; RAYMQ_SOAK=1 makes 2,000. RAYMQ_PLACES_SEED repeats
-one.
+queues, snapshots, checkpoints or notes of deletions. 24 stores; RAYMQ_SOAK=1 tests 2,000 stores. RAYMQ_PLACES_SEED
+repeats a single store.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SETTINGS = {
     "mapper_file_size_batch_consume_queue_bytes": 460,
     "message_index_enable": False,
 }
-# topics and queue ids that differ in one bit from each other
+# topics and queue ids that differ from each other in a single bit
 QUEUES = [("orders", 0), ("orders", 1), ("orderr", 0), ("orders", 2), ("pays", 1)]
 LIGHT_QUEUES = ["%LMQ%a", "%LMQ%b", "%LMQ%c", "%LMQ%a,%LMQ%b"]
 Bodies = dict[tuple[str, int], dict[int, bytes]]
@@ -62,7 +63,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class Writer:
-    """Does one random operation after another with a store."""
+    """Runs random operations on a store: appends of every kind, deletions of topics, and retention."""
 
     def __init__(self, dice: random.Random, root: Path) -> None:
         self._dice, self.root, self._clock = dice, root, Clock()
@@ -123,8 +124,8 @@ class Writer:
                 self._append(make_batch(bodies, topic=topic, queue_id=queue_id, producer=producer))
 
     def _next_sequence(self, key: tuple[str, int], count: int) -> int:
-        """Return the first sequence of the next `count` messages. Sequences continue when the topic is created
-        again."""
+        """Return the producer's sequence number for the first of the next `count` messages in a queue. The numbers
+        continue if the topic is created again."""
         first = self._sequences.get(key, 0)
         self._sequences[key] = first + count
         return first
@@ -143,7 +144,7 @@ class Writer:
 
 
 def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore:
-    """Return a slave that received the whole log in chunks."""
+    """Return a slave store that has copied the whole log in chunks."""
     target = open_store(root, **SETTINGS)
     if store.log.min_offset:
         target.chunks.begin_at(store.log.min_offset)
@@ -153,14 +154,16 @@ def copied(store: MessageStore, root: Path, dice: random.Random) -> MessageStore
 
 
 def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
-    """Delete files that recovery can rebuild or do without. Returns True if deleted topics may return."""
+    """Delete files that recovery can rebuild or does not need. Returns True if the notes of deletions are lost, so that
+    deleted topics may return."""
     if crashed:
         (root / "abort").write_text("1")
     for name in ("dedup", "checkpoint"):
         if dice.random() < 0.5:
             (root / name).unlink(missing_ok=True)
     queues = sorted((root / "consumequeue").glob("*/*")) + sorted((root / "batchconsumequeue").glob("*/*"))
-    # after a clean stop, a topic without queues is one that RocketMQ has deleted
+    # after a clean stop no queue is removed, because the store takes a topic without queues for one that RocketMQ has
+    # deleted
     kind = dice.randrange(5) if crashed else None
     if kind == 0:
         shutil.rmtree(root / "consumequeue", ignore_errors=True)
@@ -168,7 +171,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
         for queue in dice.sample(queues, dice.randrange(1, len(queues) + 1)):
             shutil.rmtree(queue)
     elif kind == 2:
-        for queue in queues:  # the last file, as in a power cut
+        for queue in queues:  # removes each queue's last file, as a power cut may
             max(queue.iterdir()).unlink()
     if dice.random() < 0.15:
         for path in (root / "config").glob("*eleted*"):
@@ -178,7 +181,7 @@ def lose_some(dice: random.Random, root: Path, *, crashed: bool) -> bool:
 
 
 def bodies_in(store: MessageStore) -> Bodies:
-    """Return the physical records that each offset of each queue leads to."""
+    """Return the bytes of the record to which each offset of each queue points."""
     found: Bodies = {}
     for queue in store._parts.queues.plain:
         for offset in range(queue.min_offset, queue.next_offset):
@@ -227,7 +230,8 @@ def seeds(count: int) -> list[int]:
 def test_every_record_of_an_intact_log_keeps_its_place(
     part: int, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the stores have small blocks and surveys: one comparison covers only a small part of the log."""
+    """Half of the stores use small blocks, so that one comparison of recovery covers only a small part of the
+    log."""
     if part % 2:
         monkeypatch.setattr(storage.recovery.changed_places, "SURVEY_BYTES", 5000)
         monkeypatch.setattr(storage.recovery.walk, "SURVEY_BYTES", 5000)
@@ -241,7 +245,7 @@ def test_every_record_of_an_intact_log_keeps_its_place(
 
 @pytest.mark.parametrize("part", range(2))
 def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(part: int, directory: Path) -> None:
-    """RocketMQ leaves no note of a deleted topic."""
+    """RocketMQ does not note the deletion of a topic, so the log may have records of deleted topics."""
     for seed in seeds(SEEDS):
         print("seed", seed)
         dice, root = random.Random(seed), directory / "store"
@@ -255,7 +259,8 @@ def test_every_record_of_a_log_that_rocketmq_may_have_written_keeps_its_place(pa
         for _ in range(2):
             settings = SETTINGS | {"mapped_file_size_commit_log_bytes": FILE_BYTES}
             store = open_store(root, **settings)
-            # this log has queue offsets that no store would accept, which are holes for another reason
+            # The random log has queue offsets that no store would accept. They are holes for other reasons, which this
+            # test ignores.
             reasons = [hole.reason for hole in store.mender.holes if hole.reason.startswith(PLACE_REASON)]
             assert reasons == [], f"seed {seed}; RAYMQ_PLACES_SEED repeats it"
             store.close()

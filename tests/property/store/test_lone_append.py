@@ -1,6 +1,6 @@
-"""The fast path for an append of one message, and the general path: equal bytes, results and errors.
+"""Tests that the fast path for an append of one message and the general path produce equal bytes, results and errors.
 
-40 random stores of 60 messages each; RAYMQ_SOAK=1 makes 2000, RAYMQ_LONE_SEED repeats one.
+40 random stores of 60 messages each. RAYMQ_SOAK=1 tests 2000 stores; RAYMQ_LONE_SEED repeats a single store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ BODY_MAX = 9000
 
 
 def random_message(dice: random.Random) -> EncodedBatch:
-    """Return a batch of one message: usually a plain one, else one that needs more work or is refused."""
+    """Return a batch of one message: usually a plain message, otherwise a message that needs the general path or is
+    refused."""
     plain = dice.random() < 0.6
     size = dice.choice((1, 100, 3000)) if plain else dice.choice((1, BODY_MAX, BODY_MAX + 1, LOG_FILE_BYTES))
     topic = "orders" if plain else dice.choice(("orders", SCHEDULE_TOPIC))
@@ -57,7 +58,7 @@ def random_message(dice: random.Random) -> EncodedBatch:
 
 
 def damaged(dice: random.Random, batch: EncodedBatch) -> EncodedBatch:
-    """Return the batch with a wrong or rare property."""
+    """Return the batch with one random change in its record or its fields."""
     records = bytearray(batch.records)
     what = dice.randrange(6)
     if what == 0:
@@ -85,13 +86,14 @@ def outcome(store: MessageStore, batch: EncodedBatch) -> object:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return the bytes of the log and of the queues, by file."""
+    """Return the bytes of all files of the log and of the consume queues, by path."""
     paths = (path for kind in ("commitlog", "consumequeue") for path in (root / kind).rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 def check_one_history(seed: int, directory: Path) -> int:
-    """Append the same random messages to two stores, only one with the fast path. Returns how many took that path."""
+    """Append the same random messages to two stores; only one store uses the fast path. Returns the number of messages
+    that took the fast path."""
     dice = random.Random(seed)
     settings = dice.choice(SETTINGS)
     now_ms = 1_700_000_000_000
@@ -115,7 +117,7 @@ def check_one_history(seed: int, directory: Path) -> int:
                 assert short._appender.last_record_offset == general._appender.last_record_offset, hint
         ends = [{queue.key: queue.next_offset for queue in store._parts.queues} for store in (short, general)]
         assert ends[0] == ends[1], f"seed {seed}; RAYMQ_LONE_SEED repeats it"
-        # with a pool, a thread makes the messages visible to consumers
+        # with a transient store pool, a thread makes messages visible later, so visible offsets may differ for a moment
         if "transient_store_pool_enable" not in settings:
             seen = [{queue.key: queue.visible_offset for queue in store._parts.queues} for store in (short, general)]
             assert seen == ends, f"seed {seed}; RAYMQ_LONE_SEED repeats it"

@@ -1,4 +1,4 @@
-"""The plan of a streaming query's batches, for any changes of the queues between two batches."""
+"""Tests that plan the batches of a streaming query, for any changes of the queues between two batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ steps = st.lists(
 
 
 class Topics:
-    """The queues of some topics. `held`: the bounds of existing queues. `hidden`: queues that do not answer."""
+    """Fake topics. `held`: lowest and highest offset of each existing queue. `hidden`: queues whose offsets cannot be
+    read at the moment."""
 
     def __init__(self, first: int) -> None:
         self.held: dict[MessageQueue, tuple[int, int]] = dict.fromkeys(QUEUES[:first], (0, 0))
@@ -59,7 +60,8 @@ class Topics:
 
 
 def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQueue, list[int]]) -> int:
-    """Read a batch as a driver does that has only the texts of the offsets. Returns the batch's number of offsets."""
+    """Read a batch as Spark's driver does, which only has the offsets as JSON. Returns the number of offsets in the
+    batch."""
     again = StreamOffsets.from_json(end.to_json())
     assert again == end
     before = StreamOffsets.from_json(previous.to_json()) if previous is not None else None
@@ -79,7 +81,8 @@ def read(previous: StreamOffsets | None, end: StreamOffsets, seen: dict[MessageQ
 def test_every_offset_is_read_once_and_in_order_or_reported_lost(
     first: int, limits: BatchLimits, steps: list[tuple[str, int, int]]
 ) -> None:
-    """Queues grow, lose old messages, appear, and do not answer. No batch is made if nothing changed."""
+    """Queues grow, lose old messages, are created, and temporarily do not answer. If nothing changed, no batch is
+    planned."""
     topics, previous = Topics(first), None
     seen: dict[MessageQueue, list[int]] = defaultdict(list)
     lost: dict[MessageQueue, list[int]] = defaultdict(list)
@@ -113,7 +116,7 @@ def test_every_offset_is_read_once_and_in_order_or_reported_lost(
         assert seen[queue] == sorted(seen[queue])
         begin = min([*seen[queue], *lost[queue], high])
         assert sorted(seen[queue] + lost[queue]) == list(range(begin, high))
-        # a queue that was new to the query begins with its first message at that time
+        # a query that finds a new queue starts at the queue's first message at that time
         assert begin <= low or begin == high
 
 
@@ -134,7 +137,8 @@ def test_a_loss_is_an_error_unless_it_is_allowed(held: list[int], position: int,
         plan_batch(previous, bounds, BatchLimits())
     [loss] = plan.lost
     assert plan.offsets is not None
-    # As for RocketMQ's consumers: from the first present message, also in a queue that began anew, else from the end.
+    # Like RocketMQ's consumers, the query continues at the first present message, also if the queue was created again,
+    # and otherwise at the queue's end.
     begin = low if position < low or low == 0 else high
     assert (loss.start_offset, loss.end_offset) == ((position, low) if position < low else (high, position))
     assert plan.offsets.starts == {queue: begin}

@@ -12,7 +12,7 @@ from raymq.tools.console.app import ConsoleServer
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """Serve `app` inside the block. Yields its origin, such as http://127.0.0.1:40123.
+    """Serve `app` inside the block. Yields the server's origin, such as http://127.0.0.1:40123.
 
     Fails if the server does not end, for example because a stream was not closed.
     """

@@ -1,7 +1,7 @@
-"""Chromium for tests, and pages that fail a test for whatever a user's browser would report.
+"""Chromium for tests. Its pages fail a test for every error or warning that a user's browser would report.
 
 The browser is Debian's package `chromium`, or the executable that RAYMQ_CHROMIUM names. Playwright drives the browser.
-A test waits for texts and roles, never for a time.
+A test waits for texts and roles on a page, never for a fixed time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 WAIT_MS = 20_000
-"""Timeout of each wait for a text or a role, far longer than a working page takes."""
+"""Timeout, in ms, of each wait for a text or a role. A working page takes far less time."""
 DESKTOP, PHONE = (1280, 900), (390, 844)
-"""Widths and heights of windows, in CSS pixels."""
+"""Window sizes of a desktop and of a phone: width and height, in CSS pixels."""
 
 
 def chromium_path() -> str:
-    """Return the path of the browser's executable. Without a browser the test is skipped, or fails if CI is set."""
+    """Return the path of the browser's executable. If no browser exists, the test is skipped, or fails if the variable
+    CI is set."""
     path = os.environ.get("RAYMQ_CHROMIUM") or shutil.which("chromium")
     if path and Path(path).exists():
         return path
@@ -35,11 +36,12 @@ def chromium_path() -> str:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """Yield a browser. This thread has an event loop while the browser runs, so a test must not call asyncio.run."""
+    """Yield a running browser. The calling thread has an event loop while the browser runs, so a test must not call
+    asyncio.run."""
     path = chromium_path()
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]  # tests run as root, in containers with a small /dev/shm
     with TemporaryDirectory(prefix="chromium") as home, sync_playwright() as playwright:
-        # Chromium stores files in HOME, even if it has a profile directory of its own
+        # Chromium stores files in HOME, even if it has a separate profile directory.
         environment = {**os.environ, "HOME": home}
         browser = playwright.chromium.launch(executable_path=path, args=arguments, env=environment)
         try:
@@ -57,11 +59,11 @@ def watched_page(
     dark: bool = False,
     expected: Sequence[str] = (),
 ) -> Iterator[Page]:
-    """Yield a page of a browser without cookies, whose paths are relative to `origin`.
+    """Yield a page with a new cookie store. Paths that the page opens are relative to `origin`.
 
-    The test fails when the block ends if the browser's console had a warning or an error, a script raised, a dialog
-    opened, or the page requested anything outside of the origin. Complaints that contain one of the `expected` texts
-    are allowed.
+    At the end of the block the test fails in four cases: the browser's console had a warning or an error, a script
+    raised an error, a dialog opened, or the page requested something outside of the origin. A complaint that contains
+    one of the `expected` texts is allowed.
     """
     troubles: list[str] = []
     width, height = window

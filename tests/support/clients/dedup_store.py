@@ -1,4 +1,5 @@
-"""A stand-in for a broker group's storage actor that recognises repeated batches with the store's real table."""
+"""A stand-in for a broker group's storage actor. It recognises repeated batches with the real store's deduplication
+table."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ from tests.support.clients.producers import NoPause
 
 
 class DedupStore:
-    """The queues of one broker group.
+    """A store in memory with the queues of one broker group, which recognises repeated batches.
 
-    `script` holds a step per append: None, an error to raise before anything is stored, ("lost", error) to raise the
-    error afterwards, or a callable that takes the batches and returns one of these.
+    `script` holds one step per append. A step is one of: None; an error to raise before anything is stored; ("lost",
+    error) to store the batches and raise the error afterwards; or a callable that takes the batches and returns one of
+    these steps.
     """
 
     def __init__(self, name: str = "storage-a-0", *, producers_max: int = 20_000) -> None:
@@ -39,7 +41,7 @@ class DedupStore:
         self.appends = 0
         self.max_message_size_bytes = MAX_MESSAGE_SIZE_BYTES
         self.invisible = 0
-        """The number of newest messages of each queue that consumers do not see yet."""
+        """Number of messages at the end of each queue that consumers cannot read yet."""
         self.lock = threading.RLock()
 
     def describe(self, timeout_s: float = 5.0) -> StorageDescription:
@@ -75,7 +77,7 @@ class DedupStore:
             ]
 
     def bodies(self, topic: str = "orders") -> dict[int, list[bytes]]:
-        """Return the bodies in each queue of a topic, in the order of their offsets."""
+        """Return the message bodies in each queue of a topic, by queue id, in the order of their offsets."""
         return {
             queue_id: [message.body for message in messages]
             for (name, queue_id), messages in sorted(self.queues.items())
@@ -99,7 +101,8 @@ class DedupStore:
 
 
 class Writers:
-    """Makes repeatable writers over DedupStores, one per broker group. `close` closes the writers."""
+    """Makes writers that can repeat a write without duplicates, over one DedupStore per broker group. `close` closes
+    the writers."""
 
     def __init__(self, route: TopicRoute, *stores: DedupStore, clock: Callable[[], float] | None = None) -> None:
         self.stores = {store.name: store for store in stores}

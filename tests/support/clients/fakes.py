@@ -21,7 +21,7 @@ from raymq.remoting.lane.address import LaneAddress
 from raymq.remoting.storage_client import StorageDescription
 
 WAIT_S = 60.0
-"""Timeout of every wait in a test, far longer than any step takes."""
+"""Timeout of every wait in a test, in seconds. Any step takes far less time."""
 
 
 def topic_route(topic: str = "orders", **queues: int) -> TopicRoute:
@@ -48,7 +48,7 @@ def description(
 
 
 class FakeRoutes:
-    """A RouteSource with fixed routes that records the topics whose routes were invalidated."""
+    """A RouteSource with fixed routes. It records the topics whose routes a client invalidated."""
 
     def __init__(self, *routes: TopicRoute) -> None:
         self.routes = {route.topic: route for route in routes}
@@ -72,12 +72,13 @@ class FakeRoutes:
 
 
 class FakeStore:
-    """A StorageClient for producers that stores each sequence once, as a store does, and fails as its script demands.
+    """A producer's StorageClient that stores each sequence number once, like a real store, and fails as its script
+    demands.
 
-    `connects` holds, per connection, an error to raise before anything is sent, or None. `script` holds a step per
-    attempt: None stores and answers; an error is raised and nothing is stored; ("lost", error) stores and raises the
-    error. A callable in either list is called first and returns one of these steps. Every call after the last step
-    succeeds.
+    `connects` holds one step per connection: an error to raise before anything is sent, or None. `script` holds one
+    step per attempt. None stores the message and answers. An error is raised, and nothing is stored. ("lost", error)
+    stores the message and raises the error. A callable in either list is called first and returns one of these steps.
+    Every call after the last step succeeds.
     """
 
     def __init__(self, name: str = "storage-a-0", script: Sequence[Any] = ()) -> None:
@@ -92,7 +93,7 @@ class FakeStore:
         self._lock = threading.Lock()
 
     def replica(self, name: str) -> FakeStore:
-        """Return another store with the same content, as after a failover."""
+        """Return another store with this store's content, as a client finds it after a failover."""
         other = FakeStore(name)
         other.queues, other._seen, other._lock = self.queues, self._seen, self._lock
         return other
@@ -152,7 +153,8 @@ class FakeStore:
 
 
 class FakeActor:
-    """A stand-in for ActorRef that answers calls from `methods` in the caller's thread, and counts the calls."""
+    """A stand-in for ActorRef. It answers calls with the functions in `methods`, in the caller's thread, and counts the
+    calls."""
 
     def __init__(self, methods) -> None:
         self.methods = methods
@@ -164,7 +166,7 @@ class FakeActor:
 
 
 def connect_commands(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    """Make every command of `raymq` that connects to a cluster use `client`."""
-    from raymq.tools.cli.terminal import command  # most users of this module test no command
+    """Patch every `raymq` command that connects to a cluster, so that the command uses `client`."""
+    from raymq.tools.cli.terminal import command  # imported here because most users of this module test no command
 
     monkeypatch.setattr(command, "client_of", lambda address: nullcontext(client))

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 CHILD_MAX_S = 20
-"""Seconds after which a child that hangs is killed; the result is an error then."""
+"""Seconds after which a child process that hangs is killed. The call's result is then an error."""
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """Return the result of `call` in a child of os.fork. An exception is returned as its type's name and text."""
+    """Run `call` in a child of os.fork and return its result. If `call` raises, the result is the exception's type name
+    and text."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -35,7 +36,7 @@ def in_child(call: Callable[[], Any]) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Return "ok", or the type and text of the exception that the call raised."""
+    """Return "ok" if the call succeeds, or else the type and text of the exception that the call raises."""
     try:
         call()
     except Exception as error:

@@ -1,4 +1,5 @@
-"""Storage actors without Ray, for tests of lanes: a real store with a real data plane."""
+"""Storage actors without Ray, for tests of lanes (raymq's direct socket connections): a real store behind a real data
+plane."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from raymq.remoting.lane.server import LaneServer
 from storage.message_store import MessageStore
 
 ECHO, LATER, REFUSE, SILENT, BREAK = range(FrameKind.OTHER, FrameKind.OTHER + 5)
-"""The kinds of frames that `echo_server` serves."""
+"""Kinds of frames that the server of `echo_server` accepts."""
 
 
 class StorageDouble:
-    """The lanes of a storage actor, before a real store."""
+    """Serves a real store over lanes (direct socket connections), as a storage actor does."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class StorageDouble:
         queues: StoreOptions | None = None,
         **options: Any,
     ) -> None:
-        """`options`: further arguments of the data plane."""
+        """Start the lanes of `store`. `options`: further arguments of the data plane."""
         self.store = store
         self.deleted = DeletedTopics(store.read_config, store.write_config)
         self.limit = AppendLimit(capacity)
@@ -68,7 +69,8 @@ class StorageDouble:
 
 
 class CuttingProxy:
-    """Forwards one connection at a time to a server, and cuts it after `cut_bytes` of the server's answers."""
+    """A proxy that forwards one connection at a time to a server, and cuts the connection after `cut_bytes` of the
+    server's responses."""
 
     def __init__(self, address: LaneAddress, cut_bytes: int) -> None:
         self._to, self._cut_bytes = (address.host, address.port), cut_bytes
@@ -94,7 +96,7 @@ class CuttingProxy:
                 try:
                     data = ready.recv(min(left, 4096) if ready is server else 4096)
                     (client if ready is server else server).sendall(data)
-                except OSError:  # one side is gone
+                except OSError:  # the client or the server has closed its connection
                     return
                 if not data:
                     return
@@ -102,14 +104,18 @@ class CuttingProxy:
         self.cuts += 1
 
     def close(self) -> None:
-        """Take no more connections. A forwarded connection ends with either side."""
+        """Accept no more connections. A connection that is already forwarded ends when the client or the server closes
+        it."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 def echo_server(error: Exception | None = None, *, late: list[LaneRequest] | None = None, **options: Any) -> LaneServer:
-    """Return a server that answers ECHO with the payload, keeps LATER in `late`, raises `error` for REFUSE, never
-    answers SILENT, and fails with a bug for BREAK."""
+    """Return a server whose behaviour depends on the kind of frame.
+
+    ECHO returns the payload. LATER is kept in `late` without an answer. REFUSE raises `error`. SILENT is never
+    answered. BREAK fails with a bug.
+    """
 
     def echo(request: LaneRequest) -> None:
         request.answer(bytes(request.payload), flags=request.flags & ~1, count=request.count)
@@ -131,13 +137,15 @@ def unix_only(address: LaneAddress) -> LaneAddress:
 
 
 def make_certificates(directory: Path) -> TlsFiles:
-    """Make a certificate authority, and a certificate for 127.0.0.1 that it signed, with OpenSSL's command line."""
+    """Make a certificate authority and a certificate for 127.0.0.1 that the authority signs, with the `openssl`
+    command."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=60)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    name = f"/CN=raymq test {directory.name}"  # two authorities need different names, or clients confuse them
+    # two certificate authorities need different names, or clients confuse them
+    name = f"/CN=raymq test {directory.name}"
     openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", name)
     openssl("req", *curve, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=127.0.0.1")
     openssl(

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the parts of legal messages and of their encoded batches."""
+"""Hypothesis strategies that generate the fields of valid messages and of encoded batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for the heartbeats of a group's members, for tests without Ray."""
+"""A stand-in for the Rebalance actor that answers the heartbeats of a group's members, for tests without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A started ProcessQueues for tests of its decisions, and steps that such tests share."""
+"""A started ProcessQueues (the core that decides a consumer's fetches and deliveries) for tests, and steps that these
+tests share."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SETTINGS = ("billing", (Subscription.parse("orders"),))
 
 
 def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: int = 0, **settings) -> ProcessQueues:
-    """Return a core with a listener, whose queues were granted in GENERATION and start at offset `start`."""
+    """Return a ProcessQueues with a listener. `queues` were granted in GENERATION and start at offset `start`."""
     core = ProcessQueues(PushSettings(*SETTINGS, **settings))
     core.listener_back()
     grant(core, *queues)
@@ -26,18 +27,18 @@ def make_process_queues(*queues: MessageQueue, start: int = 0, reset_version: in
 
 
 def grant(core: ProcessQueues, *queues: MessageQueue, generation: int = GENERATION, at_s: float = 0.0) -> None:
-    """Let the group grant exactly these queues."""
+    """Grant the consumer exactly these queues, as the group's rebalance does."""
     core.assignment_received(GroupAssignment(generation, frozenset(queues), 1), at_s)
 
 
 def fetch(core: ProcessQueues, queue: MessageQueue, *offsets: int, reconsume_times: int = 0) -> None:
-    """Let the pending fetch of a queue return messages at these offsets."""
+    """Complete the pending fetch of a queue with messages at these offsets."""
     records = records_of(offsets, reconsume_times=reconsume_times)
     core.fetched(queue, core.wanted(0.0)[queue], records, offsets[-1] + 1, 0.0)
 
 
 def process_queue_of(core: ProcessQueues, queue: MessageQueue) -> ProcessQueue:
-    """Return the process queue of a held queue."""
+    """Return the process queue of a queue that the consumer holds."""
     return next(process_queue for process_queue in core.process_queues() if process_queue.queue == queue)
 
 

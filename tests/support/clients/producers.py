@@ -1,4 +1,4 @@
-"""Producers over fake stores that do not wait between attempts."""
+"""Producers over fake stores. The producers retry without a pause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.clients.fakes import WAIT_S, FakeRoutes, FakeStore, topic_rou
 
 
 class NoPause:
-    """A Backoff that does not wait."""
+    """A retry backoff that never waits."""
 
     def next(self) -> float:
         return 0.0
@@ -29,7 +29,7 @@ class NoPause:
 
 
 class Gate:
-    """A step of a FakeStore's script that holds an attempt until it is opened."""
+    """A step of a FakeStore's script that blocks a send attempt until a test opens the gate."""
 
     def __init__(self, then=None) -> None:
         self.entered, self.opened, self.then = threading.Event(), threading.Event(), then
@@ -41,7 +41,7 @@ class Gate:
 
 
 class Clock:
-    """A producer's clock for the timeout of a send. The clock stands still until a test lets time pass."""
+    """A clock for the send timeout of a producer. The time stands still until a test advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -65,16 +65,16 @@ MakeProducer = Callable[..., Producer]
 def handed_over(
     producer: Producer, messages: Sequence[Message], where: DestinationOptions, timeout_s: float
 ) -> list[SendFuture]:
-    """Pass messages through the whole send path, without the shortcut for single messages, and with a timeout of their
-    own."""
+    """Send messages through the whole send path with the given timeout, without the shortcut for single
+    messages."""
     placed = producer.pipeline.hand_over(messages, where, timeout_s, together=len(messages) > 1)
     return placed.futures(len(messages))
 
 
 @contextmanager
 def producers_of_fakes(clock: Callable[[], float] = time.monotonic) -> Iterator[MakeProducer]:
-    """Yield a maker of producers with one store per broker group. All producers are closed at the end, even while
-    messages wait."""
+    """Yield a function that makes producers, with one fake store per broker group. All producers are closed at the end,
+    even if messages still wait."""
     made: list[tuple[Producer, tuple[FakeStore, ...]]] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""Made-up records of a queue, for tests of classes that keep records in memory."""
+"""Generated records of a queue, for tests of classes that keep records in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ RECORD_BYTES = header_size(0) + 12
 
 
 def records_of(offsets: Sequence[int], *, reconsume_times: int = 0) -> MemoryRecords:
-    """Return one record per offset, all of the same size. A record has a header and no content that can be decoded."""
+    """Return one record per offset. All records have the same size, a header, and no content that can be
+    decoded."""
     return MemoryRecords.read(b"".join(_record(offset, reconsume_times) for offset in offsets))
 
 
 def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> FetchedRecords:
-    """Return records at these offsets as a pull consumer holds them.
+    """Return fetched records at these offsets, in the form in which a pull consumer holds fetched records.
 
     `next_offset`: the queue offset that follows the records; by default the last record's offset plus 1.
     """
@@ -27,7 +28,7 @@ def fetched_of(offsets: Sequence[int], next_offset: int | None = None) -> Fetche
 
 
 def offsets_of(part: PolledRecords) -> list[int]:
-    """Return the queue offsets in a slice. Call this before the slice is taken."""
+    """Return the queue offsets of a slice of records. Call this function before the slice is taken."""
     first = part.fetched.first
     offsets: list[int] = part.fetched.records.offsets[first : first + part.count].tolist()
     return offsets

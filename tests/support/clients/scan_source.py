@@ -1,4 +1,4 @@
-"""An in-memory cluster as the planner of a scan sees it."""
+"""A fake scan source: a cluster in memory, with the calls that the planner of a scan makes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raymq.common.protocol.store import QueueBounds
 
 
 class Queues(ScanSource):
-    """Topics whose queues hold the offset ranges in `bounds`: first offset, next offset.
+    """Topics whose queues hold the offset ranges in `bounds`, as (first offset, next offset).
 
-    One message is stored each second; the first message of each queue is stored at second 0. `committed`: offsets of a
-    group. Each message has `size` bytes.
+    A queue stores one message per second; the first message of each queue is stored at second 0. `committed`: committed
+    offsets of a group. `size`: bytes of each message.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Producers of a real store in this process, with the topic "orders" and the topic "batched" of queue type "batch"."""
+"""Producers that write to a real store in this process, with the topic "orders" and the topic "batched" of queue type
+"batch"."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BATCH = replace(topic_route("batched", a=1), attributes=TopicAttributes(queue_ty
 
 
 class StoreClient:
-    """A producer's calls to a store in this process. The first `lost` answers do not arrive."""
+    """A producer's StorageClient that calls a store in this process. The answers to the first `lost` calls are
+    lost."""
 
     def __init__(self, store: MessageStore, lost: int = 0, **described: Any) -> None:
         self.store, self.lost, self.calls = store, lost, 0

@@ -1,6 +1,5 @@
-"""A stand-in for raymq under Ray Serve's tasks, without Ray: the states, group and dead-letter queues of one task
-queue.
-"""
+"""A stand-in for raymq as the backend of Ray Serve's task queues, without Ray: the states, the group and the
+dead-letter queues of one task queue."""
 
 from __future__ import annotations
 
@@ -45,23 +44,24 @@ def task_message(body: bytes, offset: int, *, reconsume_times: int = 0) -> Messa
 
 
 class FakeTaskQueue:
-    """A TaskConnection and the consumer that it makes. Thread-safe.
+    """A fake TaskConnection that also makes the consumers of its task queue. Thread-safe.
 
-    A task is due at its `deliver_at_ms`, and immediately after a retry, whatever its delay level. When a consumer
-    closes, the next consumer gets the messages that were not acknowledged. `failures`: errors that the next calls
-    raise, by method.
+    A task is due at its `deliver_at_ms`, and after a retry immediately, whatever its delay level. When a consumer
+    closes, the next consumer receives the messages that were not acknowledged. `failures`: errors that the next calls
+    raise, by method name.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings, self.name = settings, f"{settings.group}@here-1"
         self.changed = threading.Condition()
         self.waiting: list[tuple[int, MessageExt]] = []
-        """Time at which each message is due, in ms since 1970, and the message."""
+        """Messages that wait for delivery: the time at which a message is due, in ms since 1970, and the
+        message."""
         self.unacknowledged: dict[int, MessageExt] = {}
         self.states: dict[str, list[StateRecord]] = {}
         self.copies: dict[str, list[tuple[MessageExt, str]]] = {}
         self.returned: list[tuple[int, int]] = []
-        """Messages that were sent back, by offset, with their delay level."""
+        """Messages that a consumer sent back for a retry: the message's offset and its delay level."""
         self.dead: list[MessageExt] = []
         self.sharding_keys: list[str | None] = []
         self.failures: dict[str, list[Exception]] = {}
@@ -79,7 +79,7 @@ class FakeTaskQueue:
             return self._offset
 
     def words(self, task_id: str) -> list[str]:
-        """Return the states of a task in order."""
+        """Return the names of a task's states, in the order in which the task had them."""
         return [state.state.value for state in self.states.get(task_id, [])]
 
     def _may_fail(self, method: str) -> None:
@@ -87,7 +87,7 @@ class FakeTaskQueue:
             if self.failures.get(method):
                 raise self.failures[method].pop(0)
 
-    # TaskConnection
+    # methods of TaskConnection
 
     def send(self, task: Task, state: StateRecord, *, deliver_at_ms: int | None, sharding_key: str | None) -> None:
         self._may_fail("send")

@@ -1,4 +1,5 @@
-"""The two pull consumers with one interface, for one test suite. A thread runs the asyncio consumer's loop."""
+"""The synchronous and the asyncio pull consumer behind one blocking interface, so that one test suite covers both. A
+thread runs the asyncio consumer's loop."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ KINDS = ("sync", "async")
 
 
 class LoopThread:
-    """An event loop that runs in a thread until `stop`."""
+    """An event loop that runs in a thread until `stop` is called."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -40,7 +41,8 @@ class LoopThread:
 
 
 class Blocking:
-    """An AsyncPullConsumer with PullConsumer's interface: each call runs on the loop and blocks until it is done."""
+    """An asyncio pull consumer with the interface of the synchronous PullConsumer. Each call runs on the loop and
+    blocks until the call is done."""
 
     def __init__(self, loop: LoopThread, consumer: AsyncPullConsumer) -> None:
         self._loop = loop
@@ -73,7 +75,7 @@ class Blocking:
 
 
 def make_twin(kind: str, engine: PullEngine, loop: LoopThread) -> PullConsumer | Blocking:
-    """Return a consumer of the given kind over an engine."""
+    """Return a pull consumer over `engine`: synchronous or asyncio, as `kind` says."""
     if kind == "sync":
         return PullConsumer(engine)
     return Blocking(loop, loop.run(lambda: AsyncPullConsumer(engine)))

@@ -1,4 +1,5 @@
-"""A storage client of a store in this process. The client reads the store's files in place and can watch queue ends."""
+"""A storage client of a store in this process. The client maps the store's files and can watch the ends of
+queues."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from storage.message_store import MessageStore
 from tests.support.clients.fakes import WAIT_S
 
 LOOK_S = 0.05
-"""Interval at which a watch checks whether it was closed, in seconds."""
+"""Interval, in seconds, at which a watch checks whether the watch was closed."""
 
 
 class StoreWatch:
-    """An EndsWatch of a MessageStore: a thread answers each request with the store's own long poll."""
+    """A watch of queue ends (EndsWatch) over a MessageStore. A thread answers each request with the store's own long
+    poll."""
 
     def __init__(self, store: MessageStore, pull_from: str = "") -> None:
         self.asks: list[list[FetchRequest]] = []
@@ -66,7 +68,7 @@ class StoreWatch:
         self._here.close()
 
     def cut(self) -> None:
-        """End the connection from the store's side."""
+        """Break the connection from the store's side, as a failed store would."""
         with self._changed:
             if not self._closed:
                 self._closed = True
@@ -96,7 +98,8 @@ class StoreWatch:
 
 
 class MappedStorage:
-    """A StorageClient that reads a MessageStore in this process in place. `fetch` asks the store."""
+    """A StorageClient of a MessageStore in this process. `find` returns references into the store's files; `fetch` lets
+    the store copy records."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store

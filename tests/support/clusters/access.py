@@ -1,6 +1,6 @@
-"""Users of a cluster with access control: programs that act as a user, and the calls that named actors serve a user.
+"""Helpers for clusters with access control: run a program as a user, and find the actor calls that a user may make.
 
-This module and the tests that use it must be pickled by value, because Ray's workers cannot import tests.
+This module and the tests that use this module must be pickled by value, because Ray's workers cannot import tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.clusters.cluster import Sandbox, embedded, one_group
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ADMIN = raymq.Credentials("admin", "the secret of admin")
-"""The super user of `access_cluster`."""
+"""Credentials of the super user of `access_cluster`."""
 CALL_S = 120.0
 OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", "rebalance-", "console", "pull-")
 """Prefixes of the names of raymq's actors in a cluster with replicas, a console and a push consumer."""
@@ -38,9 +38,9 @@ OWN_KINDS = ("nameserver-", "broker-", "storage-", "replicator-", "controller", 
 
 @contextmanager
 def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Client]:
-    """The super user's client of a cluster with access, two replicas and a console.
+    """Yield the super user's client of a cluster with access control, two replicas and a console.
 
-    `users` is the text of the file of users. `files` is a directory for that file and for the super user's secret.
+    `users`: text of the users file. `files`: a directory for the users file and for the super user's secret.
     """
     for name, text in (("secret", ADMIN.secret), ("users", users)):
         (files / name).write_text(text)
@@ -59,7 +59,7 @@ def access_cluster(box: Sandbox, files: Path, users: str) -> Iterator[raymq.Clie
 
 @ray.remote(num_cpus=0)
 class Program:
-    """A program of one user."""
+    """A program that runs with the credentials of one user."""
 
     def __init__(self, credentials: raymq.Credentials | None) -> None:
         for name in ("RAYMQ_USER", "RAYMQ_SECRET"):
@@ -67,13 +67,14 @@ class Program:
         self._credentials = credentials
 
     def run(self, work: Callable[[raymq.Client], Any]) -> Any:
-        """Return the result of `work` with the user's client."""
+        """Run `work` with the user's client and return the result."""
         with raymq.connect(credentials=self._credentials) as client:
             return work(client)
 
 
 def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client], Any]) -> Any:
-    """Run `work` in a program of this user. Returns its result, or raises its error."""
+    """Run `work` in a separate program with these credentials. Returns the result of `work`, or raises its
+    error."""
     program = Program.remote(credentials)
     try:
         return ray.get(program.run.remote(work), timeout=CALL_S)
@@ -84,10 +85,10 @@ def as_user(credentials: raymq.Credentials | None, work: Callable[[raymq.Client]
 
 
 def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[raymq.Client], int]:
-    """Return work that runs a push consumer, a Pull actor and the actors of two predicates until the file `stop`
-    exists.
+    """Return a function that consumes with predicates until the file `stop` exists, for `as_user`.
 
-    The work returns the number of records that passed the predicates.
+    The function runs a push consumer, its Pull actor and the actors of two predicates. The function returns the number
+    of records that passed the predicates.
     """
 
     def work(client: raymq.Client) -> int:
@@ -96,7 +97,7 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
         with consumer.on_message(lambda message: None).start():
             store = StorageClient("storage-broker-a-0", ray.get_runtime_context().get_node_id())
             shipped = pickle.loads(pickle.dumps(raymq.predicate(lambda message: True, name="own")))
-            # an actor applies the predicate, since it is shipped
+            # A pickled predicate is applied by an actor, not by this process.
             reader = GroupPredicate(group, shipped).read_from(store)
             until_s, found = time.monotonic() + CALL_S, 0
             while not stop.exists() and time.monotonic() < until_s:
@@ -110,7 +111,7 @@ def consume_with_predicates(topic: str, group: str, stop: Path) -> Callable[[ray
 
 
 def all_own_kinds_run() -> bool:
-    """Return whether an actor of each of raymq's kinds runs, and predicate actors of two users."""
+    """Return whether at least one actor of each of raymq's kinds runs, and predicate actors of two users run."""
     names = [name for _, name in named_actors()]
     users = {name.rpartition("-")[2] for name in names if name.startswith("predicate-")}
     return len(users) == 2 and all(any(name.startswith(kind) for name in names) for kind in OWN_KINDS)
@@ -123,22 +124,24 @@ def named_actors() -> dict[tuple[str, str], Any]:
 
 
 def class_of(handle: Any) -> str:
-    """Return the class of an actor without its module; for a replica of Ray Serve without its application."""
+    """Return the name of an actor's class without its module; for a replica of Ray Serve without the application's
+    name."""
     return str(handle._ray_actor_creation_function_descriptor.class_name.rpartition(".")[2].partition(":")[0])
 
 
 def arguments(handle: Any, method: str) -> tuple[tuple[None, ...], dict[str, None]]:
-    """Return exactly the required arguments of an actor's method, each None."""
+    """Return positional and keyword arguments for an actor's method: exactly the required ones, each None."""
     needed = [one for one in handle._ray_method_signatures[method] if one.default is one.empty]
     by_name = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
     return (None,) * sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed), by_name
 
 
 def served(foreign: Collection[str] = ()) -> Callable[[raymq.Client], list[str]]:
-    """Return work that finds violations of the table of requests, over all named actors except the classes in
-    `foreign`.
+    """Return a function that checks a user's access to all named actors, and returns the violations of the table of
+    requests.
 
-    A violation is a method that serves the user although the table forbids it, or the reverse.
+    A violation is a call that succeeds although the call is unsigned, or although the table does not list the method. A
+    method without a signed variant is a violation, too. The classes in `foreign` are not checked.
     """
 
     def work(client: raymq.Client) -> list[str]:

@@ -1,4 +1,4 @@
-"""An embedded raymq in a sandbox, for tests that start Ray, and checks that it leaves nothing behind.
+"""An embedded raymq in a sandbox, for tests that start Ray, and checks that raymq leaves nothing behind.
 
     ROOT/home    $HOME       must stay empty
     ROOT/tmp     $TMPDIR     Ray's files and sockets; must be empty again at the end
@@ -6,8 +6,8 @@
     ROOT/data    the stores
     ROOT/java    temporary files of JVMs: killed JVMs leave some
 
-A sandbox is locked while it is in use. The next sandbox removes the directories of killed test sessions.
-ROOT is short: Ray puts sockets below $TMPDIR, and a socket's path has 107 characters at most.
+A sandbox is locked while a test session uses it. The next sandbox removes the directories of killed test sessions. The
+path ROOT is short because Ray puts sockets below $TMPDIR, and a socket's path has 107 characters at most.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ HEALTH_CHECKS = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""Ray's health checks as in cluster.yaml: Ray gives up a killed or unreachable node after about 2 s."""
+"""Settings of Ray's health checks, as in cluster.yaml: Ray declares a killed or unreachable node dead after
+about 2 s."""
 
 SETTINGS = f"""\
 broker_groups: {BROKER_GROUPS}
@@ -54,7 +55,8 @@ broker:
 """
 
 RETRY_LEVELS = " ".join(["1s"] * 18)
-"""Delay levels of one second each, so that a failed message passes through several levels during a test."""
+"""Delay levels for retries: each of the 18 levels lasts one second, so that a failed message passes through several
+levels during a test."""
 SERVER_SETTINGS = (
     SETTINGS.replace(
         "store:\n",
@@ -71,8 +73,8 @@ store:
 
 
 def one_group(replication: str) -> str:
-    """Return settings of one broker group with small files. `replication`: the group's replication mapping, in
-    braces."""
+    """Return settings of a cluster with one broker group with small files. `replication`: the group's replication
+    mapping, in braces."""
     return f"""\
 broker_groups: 1
 store:
@@ -84,7 +86,7 @@ replication: {replication}
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The directories of one test, as the module docstring lists them."""
+    """The directories of one test's sandbox, as the module docstring lists them."""
 
     root: Path
 
@@ -111,7 +113,8 @@ class Sandbox:
 
 @contextmanager
 def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
-    """Set HOME, TMPDIR and the current directory of this process and its children to a new sandbox."""
+    """Set HOME, TMPDIR and the current directory of this process and its children to a new sandbox, and yield the
+    sandbox."""
     _remove_abandoned()
     box = Sandbox(Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")))
     lock = _lock(box.root)
@@ -121,7 +124,8 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
         (box.work / "raymq.yaml").write_text(settings + f"data_dir: {box.data}\n")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(box.home))
-            patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))  # files with names for completion
+            # the directory of the files with names for shell completion
+            patch.setenv("XDG_CACHE_HOME", str(box.root / "cache"))
             patch.setenv("TMPDIR", str(box.tmp))
             patch.setattr(tempfile, "tempdir", None)  # makes tempfile read TMPDIR again
             patch.chdir(box.work)
@@ -132,14 +136,14 @@ def sandbox(settings: str = SETTINGS) -> Iterator[Sandbox]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the sandboxes of killed test sessions, whose locks are free."""
+    """Remove the sandboxes of killed test sessions. The lock of such a sandbox is free."""
     for root in Path("/tmp").glob(f"{PREFIX}*"):
         try:
             if time.time() - root.stat().st_ctime < YOUNG_S:
-                continue  # its creator may be about to lock it
+                continue  # the process that made this directory may be about to lock it
             lock = _lock(root)
         except OSError:
-            continue  # it is in use, belongs to another user, or was just removed
+            continue  # the directory is in use, belongs to another user, or was just removed
         shutil.rmtree(root, ignore_errors=True)
         os.close(lock)
 
@@ -157,8 +161,8 @@ def _lock(root: Path) -> int:
 
 @contextmanager
 def embedded(box: Sandbox) -> Iterator[raymq.Client]:
-    """Yield an embedded raymq in the sandbox. At the end no process of raymq may be left, and no file outside of its
-    data."""
+    """Yield a client of an embedded raymq in the sandbox. Checks at the end that no process of raymq is left, and that
+    raymq wrote no file outside of the sandbox's data directory."""
     before = set(descendants())
     with raymq.connect(embedded=True) as client:
         yield client
@@ -166,7 +170,7 @@ def embedded(box: Sandbox) -> Iterator[raymq.Client]:
         outside = files_written_outside(started, box.root)
     assert outside == []
     assert_gone(started)
-    # processes that started after the list was taken
+    # list the descendants again: some may have started after the first list was taken
     assert_gone([process for process in descendants() if process not in before])
     assert_untouched(box)
 
@@ -177,13 +181,14 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
 
 
 def assert_gone(processes: Sequence[psutil.Process], timeout_s: float = 60.0) -> None:
-    """Check that every process ends by itself."""
+    """Check that every process ends by itself within the timeout."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     assert [describe(process) for process in alive] == []
 
 
 def without_rays_agents(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes except a node's two Ray agents, which may outlive the node by up to a minute."""
+    """Return the processes except Ray's two agents of a node. The agents may outlive their node by up to a
+    minute."""
     agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
     return [process for process in processes if not title(process).startswith(agents)]
 
@@ -205,7 +210,7 @@ def assert_untouched(box: Sandbox) -> None:
 
 
 def describe(process: psutil.Process) -> str:
-    """Describe a leftover process, for the message of a failed test."""
+    """Describe a process that should have ended, for the message of a failed test."""
     try:
         return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
     except psutil.NoSuchProcess:
@@ -219,7 +224,7 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
         try:
             opened = process.open_files()
         except psutil.NoSuchProcess:
-            continue  # the worker ended after the list was taken
+            continue  # the worker process ended after the list was taken
         for file in opened:
             if file.mode != "r" and not Path(file.path).is_relative_to(root) and not file.path.startswith("/dev/"):
                 found.add(f"{file.path} by {describe(process)}")
@@ -227,13 +232,13 @@ def files_written_outside(processes: Sequence[psutil.Process], root: Path) -> li
 
 
 def actor_processes(actor: str) -> list[psutil.Process]:
-    """Return all processes of actors of one class. Ray titles them `ray::Broker`, or during a call
-    `ray::Broker.groups`."""
+    """Return all processes of actors of one class. The title of such a process is, for example, `ray::Broker`, or
+    during a call `ray::Broker.groups`."""
     return [process for process in descendants() if title(process).split(".")[0] == f"ray::{actor}"]
 
 
 def kill_actors(actor: str) -> None:
-    """SIGKILL every process of one class of actors, and wait until all have ended."""
+    """SIGKILL every process of one class of actors, and wait until all these processes have ended."""
     processes = actor_processes(actor)
     assert processes, f"no process of a {actor}"
     for process in processes:

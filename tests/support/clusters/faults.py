@@ -1,4 +1,5 @@
-"""The faults of chaos tests: a seeded random generator chooses processes to kill or to stop for a while."""
+"""Fault injection for chaos tests: a seeded random generator chooses the processes to kill, or to stop for a
+while."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ POLL_S = 0.002
 
 @contextmanager
 def standing_still(*pids: int) -> Iterator[None]:
-    """Stop processes with SIGSTOP one after another for the block. Processes that still live continue after the
-    block."""
+    """Stop processes with SIGSTOP, one after another. At the end of the block SIGCONT continues the processes that
+    still exist."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -34,9 +35,9 @@ def standing_still(*pids: int) -> Iterator[None]:
 
 
 class _Killer:
-    """Kills a process of a set with SIGKILL each time the workload's progress reaches the next mark.
+    """Kills a random process of a set with SIGKILL each time the workload's progress reaches the next mark.
 
-    The seed decides the `kills` marks, between a tenth and nine tenths of `total`.
+    The seed decides the `kills` marks. A mark is between a tenth and nine tenths of `total`.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class _Killer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed: list[str] = []
-        """Descriptions of the faults, for the report."""
+        """Descriptions of the kills so far, for the report."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End. The kills of all reached marks are done first, because a victim may be restarting."""
+        """End the killer's thread. The kills of all reached marks are completed first, because a victim may be
+        restarting."""
         self._thread.join(60 if self._progress() >= self._marks[-1] else 0)
         self._stop.set()
         self._thread.join(60)
@@ -80,7 +82,7 @@ class _Killer:
 
 
 class StorageKiller(_Killer):
-    """Kills storage actors by name."""
+    """Kills the processes of storage actors, which are given by name."""
 
     def __init__(
         self,
@@ -96,7 +98,8 @@ class StorageKiller(_Killer):
         self._mq = mq
 
     def _pid_of(self, name: str) -> int | None:
-        """Return the process of a storage actor. Waits until the actor answers, as it may have just been killed."""
+        """Return the process id of a storage actor. Waits until the actor answers, because it may have just been
+        killed."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             try:
@@ -109,10 +112,11 @@ class StorageKiller(_Killer):
 
 
 class ActorKiller(_Killer):
-    """Kills any process of a class of actors, such as "Pull"."""
+    """Kills random processes of one class of actors, such as "Pull"."""
 
     def _pid_of(self, name: str) -> int | None:
-        """Return a process of the class. Waits until one exists, as all may have just been killed."""
+        """Return the process id of an actor of the class. Waits until such a process exists, because all may have just
+        been killed."""
         deadline_s = time.monotonic() + 60
         while time.monotonic() < deadline_s and not self._stop.is_set():
             processes = actor_processes(name)

@@ -1,10 +1,11 @@
-"""A whole raymq in the process of a test program, without Ray: real servers, reached over real lanes.
+"""A whole raymq cluster in the process of a test program, without Ray: real servers, which clients reach over real
+lanes (direct socket connections).
 
     connect() → RouteCache, StorageClients, lanes …           the real client
     ray.get_actor, Actor.options().remote(), ray.get, ray.kill  → LocalRay: objects of this process, threads for calls
     NameServer, Storage, Broker, Rebalance, Pull, Listener      the real classes
 
-LocalRay replaces functions of Ray's modules and does not restore them. Use it in programs of their own, not in tests
+LocalRay replaces functions of Ray's modules and does not restore them. Use LocalRay in separate programs, not in tests
 that run in the process of pytest.
 """
 
@@ -31,11 +32,12 @@ START_TIMEOUT_S: Final = 60.0
 
 
 class Reference(Future[Any]):
-    """The result of an actor call, as `ray.get` waits for it."""
+    """The pending result of an actor call, which `ray.get` waits for."""
 
 
 class LocalActor:
-    """An actor of this process, which is also its own handle. Each call runs in a thread of its own."""
+    """An actor that runs in this process. The object is also the actor's handle. Each call runs in a thread of
+    its own."""
 
     def __init__(self, cluster: LocalRay, key: tuple[str, str], real: type, arguments: Any, keywords: Any) -> None:
         self._cluster, self.key, self._dead = cluster, key, False
@@ -68,7 +70,7 @@ class LocalActor:
 
 
 class LocalRay:
-    """The part of Ray that raymq uses, over objects of this process."""
+    """A replacement for the part of Ray's API that raymq uses. Actors are objects of this process."""
 
     def __init__(self) -> None:
         self._actors: dict[tuple[str, str], LocalActor] = {}
@@ -99,14 +101,14 @@ class LocalRay:
         register._internal_kv_del = lambda key, namespace: self._register.pop(key, None)
 
     def find(self, namespace: str, name: str) -> LocalActor:
-        """Return the handle of an actor. Raises ValueError as Ray does."""
+        """Return the handle of an actor. Raises ValueError if the actor does not exist, as Ray does."""
         try:
             return self._actors[namespace, name]
         except KeyError:
             raise ValueError(f"no actor is called {name!r}") from None
 
     def kill(self, handle: LocalActor | None) -> None:
-        """End an actor: it no longer answers calls. Its threads continue."""
+        """End an actor, so that it answers no further calls. The actor's threads continue."""
         if handle is not None:
             handle._dead = True
             self._actors.pop(handle.key, None)
@@ -116,7 +118,8 @@ class LocalRay:
         return list(self._actors)
 
     def inside(self, actor: LocalActor) -> _Inside:
-        """Return a context in which this thread belongs to an actor."""
+        """Return a context manager that makes Ray's runtime context report `actor` as the current actor of this
+        thread."""
         return _Inside(self._present, actor)
 
     def _context(self) -> Any:
@@ -173,7 +176,8 @@ def _get(reference: Any, timeout: float | None = None) -> Any:
 
 
 def start_cluster(root: Path, **settings: Any) -> LocalRay:
-    """Start a raymq of one broker group with its store below `root`. Afterwards `raymq.connect()` finds it.
+    """Start a raymq cluster of one broker group with its store below `root`. Afterwards `raymq.connect()` finds the
+    cluster.
 
     `settings`: further fields of ClusterSettings.
     """

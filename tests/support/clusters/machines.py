@@ -1,10 +1,10 @@
 """Simulated machines on this computer, made of Linux namespaces.
 
-A world of machines has a network of its own with only a loopback interface, so nothing is reachable from outside. Each
-machine has its own processes, /root, /tmp, /run and /dev/shm, and shares the rest of the file system with this
-computer. A machine with log-in runs an sshd and shares the world's network, where port 22 of every loopback address is
-free. A machine without log-in has a network of its own, which tests.support.clusters.network connects. The world's
-first process ends with this process, and ends all other processes of the world.
+A world is a set of machines. A world's network has only a loopback interface, so nothing is reachable from outside.
+Each machine has its own processes, /root, /tmp, /run and /dev/shm, and shares the rest of the file system with this
+computer. A machine with log-in runs an sshd and shares the world's network, in which port 22 of every loopback address
+is free. A machine without log-in has a network of its own, which tests.support.clusters.network connects to the world's
+network. The world's first process ends together with this process, and ends all other processes of the world.
 
     DIRECTORY/key, key.pub, host_key    the user's keys and the machines' host key
     DIRECTORY/NAME/root, tmp            a machine's /root and /tmp
@@ -34,7 +34,7 @@ SEARCH_PATH = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/s
 SCRIPT = Path(__file__).with_name("machine.sh")
 REPOSITORY = Path(__file__).parents[3]
 
-# Does what `ip link set lo up` does; the program `ip` is not installed everywhere.
+# A program that does what `ip link set lo up` does, because the program `ip` is not installed everywhere.
 LOOPBACK_UP = """
 import fcntl, socket, struct, time
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))
@@ -55,7 +55,7 @@ PidFile none
 
 
 def why_impossible(*programs: str) -> str:
-    """Return why such machines with these programs cannot run here; empty if they can."""
+    """Return the reason why this computer cannot run simulated machines with these programs; empty if it can."""
     if os.geteuid() != 0:
         return "only root may make namespaces"
     for program in ("unshare", "nsenter", "setpriv", *programs):
@@ -73,7 +73,7 @@ def why_impossible(*programs: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Some machines, and one more machine from which to log in to the others."""
+    """A set of simulated machines, and the operator's machine, from which a test logs in to the others."""
 
     directory: Path
     process: subprocess.Popen[bytes]
@@ -85,7 +85,7 @@ class World:
         return self.directory / "key"
 
     def root(self, name: str) -> Path:
-        """Return a machine's /root, the home of its user."""
+        """Return the directory that a machine sees as /root, the home of its user."""
         return self.directory / name / "root"
 
     @property
@@ -94,9 +94,10 @@ class World:
         return _first_process(self.process)
 
     def run(self, *command: str, timeout_s: float, machine: int | None = None) -> str:
-        """Run a command in the repository, on the machine with this first process, or else as the operator.
+        """Run a command in the repository's directory and return its output.
 
-        Returns the command's output. Raises AssertionError with the output if the command fails.
+        `machine`: the id of a machine's first process; the command runs on that machine. Without `machine` the command
+        runs as the operator. Raises AssertionError with the output if the command fails.
         """
         done = subprocess.run(
             self.command(command, machine),
@@ -112,14 +113,16 @@ class World:
         return done.stdout
 
     def command(self, command: Sequence[str], machine: int | None = None) -> list[str]:
-        """Return the arguments that run a command on a machine, or as the operator."""
+        """Return the command line that runs a command on the machine with this first process, or as the operator if
+        `machine` is None."""
         return [*_enter(machine or self.pid, mount=True), *_inside(REPOSITORY), *command]
 
     def start(self, name: str, address: str) -> None:
-        """Start a machine with log-in at a loopback address. Returns when its sshd listens."""
+        """Start a machine with log-in at a loopback address. Returns as soon as the machine's sshd listens."""
         _furnish(self.directory / name)
         home = self.root(name)
-        (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")  # the raymq under test
+        # lets the machine's programs import the raymq under test
+        (home / ".bashrc").write_text(f"export PYTHONPATH={REPOSITORY}\n")
         config = home.parent / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, directory=self.directory))
         machine, log = self._begin(name, SSHD, "-D", "-e", "-f", str(config))
@@ -131,7 +134,7 @@ class World:
         eventually(listens, f"the sshd of {name}", 20)
 
     def start_alone(self, name: str) -> int:
-        """Start a machine with a network of its own. Returns the id of its first process."""
+        """Start a machine with a network of its own. Returns the process id of the machine's first process."""
         _furnish(self.directory / name)
         machine, log = self._begin(name, sys.executable, "-c", LOOPBACK_UP, net=True)
 
@@ -160,7 +163,8 @@ class World:
 
 @contextmanager
 def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
-    """Yield a world without machines. At the end all of its processes are killed. `keys`: make keys for log-ins."""
+    """Yield a world without machines. At the end all processes of the world are killed. `keys`: make ssh keys for
+    log-ins."""
     directory = directory.resolve()
     for name in ("key", "host_key") if keys else ():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
@@ -174,7 +178,7 @@ def world(directory: Path, *, keys: bool = True) -> Iterator[World]:
     finally:
         started = [process, *made.machines]
         family = [child for one in started for child in psutil.Process(one.pid).children(recursive=True)]
-        process.kill()  # the kernel then ends every process in its namespaces
+        process.kill()  # if this process ends, the kernel ends every other process in its namespaces
         for one in started:
             one.wait(30)
         _, alive = psutil.wait_procs(family, timeout=30)
@@ -200,7 +204,7 @@ def _enter(pid: int, *, mount: bool) -> list[str]:
 
 
 def _inside(directory: Path) -> list[str]:
-    """Return arguments that give a command a clean environment, as after a log-in."""
+    """Return a command prefix that gives a command a clean environment, as after a log-in."""
     return [
         *("env", "-i", f"--chdir={directory}", "HOME=/root", "USER=root", f"PATH={SEARCH_PATH}", "LANG=C.UTF-8"),
         *("RAY_USAGE_STATS_ENABLED=0", "RAY_UP_enable_autoscaler_v2=1"),

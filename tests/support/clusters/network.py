@@ -1,8 +1,8 @@
-"""Simulated machines on this computer with a network between them that can be cut (tests.support.clusters.machines).
+"""Simulated machines on this computer with a network that tests can cut (tests.support.clusters.machines).
 
-Each machine has one interface, whose peer is in the world's network. The world's network forwards packets: 10.77.N.2 is
-machine N. A cut is a rule in that network that drops packets from one machine to another. The opposite direction has a
-rule of its own. Nothing is reachable from outside.
+Each machine has one network interface, whose peer interface is in the world's network. The world's network forwards
+packets between machines: 10.77.N.2 is machine N. A cut is a packet filter rule in the world's network that drops
+packets from one machine to another. Each direction has its own rule. Nothing is reachable from outside.
 
 The first machine is the head of a Ray cluster of all machines, with a token, and with health checks as in cluster.yaml.
 """
@@ -31,7 +31,8 @@ FORWARD = "echo 1 > /proc/sys/net/ipv4/ip_forward"
 
 
 class Network:
-    """The machines, by name."""
+    """The machines of a simulated network, by name, with methods to run programs, cut connections and start
+    Ray."""
 
     def __init__(self, machines: World, names: Iterable[str]) -> None:
         self._world = machines
@@ -42,7 +43,8 @@ class Network:
         machines.run("sh", "-c", FORWARD, timeout_s=START_S)
         for number, name in enumerate(self._names, start=1):
             self._pids[name] = pid = machines.start_alone(name)
-            # A machine's interface is named after the machine. Its peer is made where both networks are visible.
+            # A machine's interface is named after the machine. The peer interface is made where both networks are
+            # visible.
             subprocess.run(
                 [
                     *("nsenter", "--target", str(machines.pid), "--net", "--"),
@@ -81,8 +83,10 @@ class Network:
         return subprocess.Popen(called, **{"stdin": subprocess.DEVNULL, **streams})  # type: ignore[call-overload,no-any-return]
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a program, which is a child of the process that entered its machine. Returns when the program has
-        ended."""
+        """Kill a program that `spawn` started. Returns after the program has ended.
+
+        The program is a child of the given process, which entered the program's machine.
+        """
         if process.poll() is None:
             programs = psutil.Process(process.pid).children(recursive=True)
             for program in programs:
@@ -102,12 +106,13 @@ class Network:
             self.join(name)
 
     def join(self, name: str) -> None:
-        """Start Ray on a machine that is not the head. Ends the machine's old Ray processes first, as `ray up` does."""
+        """Start Ray on a machine that is not the head. First ends old Ray processes on the machine, as `ray up`
+        does."""
         self.run(name, "ray", "stop", "--force")
         self._ray(name, f"--address={self.address(self._names[0])}:{PORT}")
 
     def _ray(self, name: str, *options: str) -> None:
-        # Ray's agents keep the streams that they are started with, so do not wait for the streams to close.
+        # Ray's agents keep the streams of the process that started them open, so do not wait for the streams to close.
         command = " ".join(f"'{word}'" for word in (*RAY, f"--node-ip-address={self.address(name)}", *options))
         log = f"{self.root(name).parent}/ray.log"
         self.run(name, "env", "RAY_AUTH_MODE=token", "sh", "-c", f"{command} > {log} 2>&1 || {{ cat {log}; exit 1; }}")
@@ -120,7 +125,7 @@ class Network:
                 self._cuts.add((one, other))
 
     def heal(self) -> None:
-        """End all cuts."""
+        """Remove all cuts from the network."""
         for one, other in self._cuts:
             self._rule("del", one, other)
         self._cuts.clear()
@@ -131,19 +136,22 @@ class Network:
 
 @contextmanager
 def network(directory: Path, names: Iterable[str]) -> Iterator[Network]:
-    """Yield machines without Ray. At the end all their processes are killed."""
+    """Yield a network of machines on which Ray does not run. At the end all processes of the machines are
+    killed."""
     with world(directory, keys=False) as machines:
         yield Network(machines, names)
 
 
 class Hand:
-    """A program on a machine that carries out requests there (tests/chaos/nodes/remote_group.py)."""
+    """A program on a machine that carries out a test's requests on that machine
+    (tests/chaos/nodes/remote_group.py)."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def ask(self, question: str, *arguments: object, timeout_s: float = 120.0) -> Any:
-        """Return the program's answer. Raises AssertionError with the error that the program raised."""
+        """Send a request to the program and return its answer. Raises AssertionError with the error if the program
+        raised an error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([question, *arguments]).encode() + b"\n")

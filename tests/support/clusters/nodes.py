@@ -1,7 +1,7 @@
-"""A Ray cluster of several raylets on this computer, each with its own data directory, in a sandbox.
+"""A Ray cluster of several raylets on this computer, in a sandbox. Each raylet has its own data directory.
 
-Everything listens on loopback, with a token. Ray's health checks give up a killed raylet within about two seconds. The
-first node, the head, is this process's own.
+Everything listens on loopback, with a token. Ray's health checks declare a killed raylet dead within about two seconds.
+The first node is the head and belongs to this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SYSTEM_CONFIG = {
 
 
 class Nodes:
-    """The nodes, by the name of their data directory below the sandbox's."""
+    """The nodes of a test's Ray cluster. A node's name is the name of its data directory below the sandbox's data
+    directory."""
 
     def __init__(self, cluster: Cluster, box: Sandbox) -> None:
         self._cluster, self._box = cluster, box
@@ -43,25 +44,25 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """The address that a program connects to."""
+        """Address that a program passes to Ray to connect to this cluster."""
         return str(self._cluster.address)
 
     def data(self, name: str) -> Path:
         return self._box.data / name
 
     def runs(self, name: str) -> bool:
-        """Return whether the node was started and not killed."""
+        """Return whether the node was started and has not been killed."""
         return name in self._nodes
 
     def node_id(self, name: str) -> str:
         return str(self._nodes[name].node_id)
 
     def name_of(self, node_id: str | None) -> str:
-        """Return the name of the node with a Ray id; empty if no such node exists."""
+        """Return the name of the node with this Ray node id; empty if no such node exists."""
         return next((name for name, node in self._nodes.items() if node.node_id == node_id), "")
 
     def add(self, name: str, **options: Any) -> None:
-        """Start a node. A killed node returns with a new Ray id and its old data.
+        """Start a node. If a node of this name was killed, the new node has its old data and a new Ray id.
 
         `options`: Ray's options, such as `labels`, and the options that a head needs.
         """
@@ -74,14 +75,14 @@ class Nodes:
         )
 
     def kill(self, name: str) -> None:
-        """SIGKILL the raylet and all its workers."""
+        """SIGKILL the raylet of a node and all its workers."""
         node = self._nodes.pop(name)
         _kill(_family(node))
         self._cluster.remove_node(node, allow_graceful=False)
 
     def kill_all(self) -> None:
-        """SIGKILL every process of the cluster, including the head's, and disconnect this process. No process
-        restarts."""
+        """SIGKILL every process of the cluster, including the processes of the head, and disconnect this process from
+        Ray. No killed process restarts."""
         processes = [process for node in self._nodes.values() for process in _family(node)]
         self._nodes.clear()
         _kill(processes)
@@ -99,12 +100,12 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
         try:
             process.kill()
         except psutil.NoSuchProcess:
-            continue  # ended with its raylet
+            continue  # the process ended together with its raylet
 
 
 @contextmanager
 def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
-    """Start the nodes, with the first as head, and connect this process."""
+    """Start the nodes, with the first name as head, connect this process to the cluster, and yield the nodes."""
     directory = box.tmp / "ray"
     directory.mkdir(exist_ok=True)
     token = directory / "token"
@@ -113,10 +114,10 @@ def nodes(box: Sandbox, names: tuple[str, ...]) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # otherwise Ray listens on all interfaces
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # without this variable Ray listens on all interfaces
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setattr(sys.modules["ray._private.ray_constants"], "ENABLE_RAY_CLUSTER", False)
-        Config.initialize("")  # Ray reads the environment only when it is imported
+        Config.initialize("")  # needed because Ray reads the environment only when it is imported
         cluster = Cluster()
         made = Nodes(cluster, box)
         try:

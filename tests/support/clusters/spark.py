@@ -1,4 +1,4 @@
-"""A Spark session on a sandbox's cluster, as a job of the command line uses it."""
+"""A Spark session on a sandbox's Ray cluster, set up as the command line sets up a job's session."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.support.clusters.cluster import Sandbox, assert_gone, descendants
 
 @contextmanager
 def session_without_leftovers(box: Sandbox) -> Iterator[Any]:
-    """Yield a session with one executor. At the end all four of its Java processes must have ended."""
-    temporary = f"-Djava.io.tmpdir={box.java}"  # Ray kills JVMs, which leave their libraries there
+    """Yield a Spark session with one executor. Checks at the end that all four Java processes of the session have
+    ended."""
+    # Ray kills JVMs, and a killed JVM leaves its unpacked libraries in this directory
+    temporary = f"-Djava.io.tmpdir={box.java}"
     roles = ("spark.driver", "spark.executor", "spark.ray.raydp_app_master")
     configs = {f"{role}.extraJavaOptions": temporary for role in roles}
     size = SessionSize(executor_memory="512m")

@@ -1,4 +1,5 @@
-"""Clients that create groups and commit offsets at a broker, and check that the broker keeps what it acknowledged."""
+"""Clients that create groups and commit offsets at a broker, and check that the broker keeps every acknowledged
+change."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ CALL_TIMEOUT_S = 10.0
 class StateUsers:
     """Threads that change a broker's state while a test kills servers.
 
-    `makers` threads create consumer groups with actor methods. `committers` threads each commit ever larger offsets
-    over lanes, in a group and a queue of `topic` of their own, and read the committed offset. The threads end when the
-    context ends, which raises a thread's error. `check` fails if the broker forgot anything that it acknowledged.
+    `makers` threads create consumer groups by actor calls. Each of the `committers` threads has a group and a queue of
+    `topic` of its own. It commits ever larger offsets over lanes (direct socket connections), and reads the committed
+    offset. The threads end when the context ends, which raises the error of a thread. `check` fails if the broker lost
+    a change that it acknowledged.
     """
 
     def __init__(
@@ -33,7 +35,8 @@ class StateUsers:
         self._lock = threading.Lock()
         self.made: set[str] = set()
         self.committed: dict[tuple[str, int], int] = {}
-        """By group and queue: the largest offset whose commit was acknowledged, or that was read."""
+        """Committed offsets, by group and queue id: the largest offset whose commit was acknowledged, or that a thread
+        read."""
         self.went_back: list[str] = []
         self.progress = 0
         self.last_s = time.monotonic()
@@ -60,7 +63,8 @@ class StateUsers:
             raise self._failures[0]
 
     def check(self) -> None:
-        """Raise AssertionError unless the broker still has everything that it acknowledged."""
+        """Raise AssertionError unless the broker still has every group and every committed offset that it
+        acknowledged."""
         known = set(self._ask("groups"))
         forgotten = sorted(self.made - known)
         assert forgotten == [], f"{len(forgotten)} of {len(self.made)} groups are forgotten: {forgotten[:5]}"
@@ -89,11 +93,11 @@ class StateUsers:
                 except RaymqError as error:
                     if not error.retryable:
                         raise
-                    continue  # the outcome is unknown: repeat the same step
+                    continue  # the outcome of the call is unknown: repeat the same step
                 with self._lock:
                     now_s, self.progress = time.monotonic(), self.progress + 1
                     self.longest_gap_s, self.last_s = max(self.longest_gap_s, now_s - self.last_s), now_s
-        except BaseException as error:  # raised at the end
+        except BaseException as error:  # the end of the context raises the error
             self._failures.append(error)
 
     def _maker(self, index: int) -> Callable[[], None]:

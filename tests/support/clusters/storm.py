@@ -1,6 +1,5 @@
-"""Overlapping faults: several processes at once, a second fault during the recovery from the first, and stopped
-processes among killed ones.
-"""
+"""Bursts of random faults for chaos tests: several processes fail at once, a second fault hits during the recovery from
+the first, and some processes are stopped while others are killed."""
 
 from __future__ import annotations
 
@@ -19,11 +18,12 @@ WHOLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """The faults of a storm.
+    """Settings of a storm: the kinds, frequency and duration of its faults.
 
-    `kills` and `stops` map each class of actors, such as "Storage", to its weight in the random choice. A stop lasts
-    between the two values of `stop_s`. The second fault of a burst follows the first after `again_s`. `calm_s` is the
-    time between two bursts. A burst hits at most `at_once` processes.
+    `kills` and `stops` map each class of actors, such as "Storage", to its weight in the random choice. `stop_s`:
+    shortest and longest duration of a stop. `again_s`: shortest and longest delay between the first and the second
+    fault of a burst. `calm_s`: shortest and longest pause between two bursts. `at_once`: maximum number of processes
+    that a burst hits.
     """
 
     kills: Mapping[str, int]
@@ -35,19 +35,19 @@ class Weather:
 
 
 class Storm:
-    """Bursts of random faults for `seconds`. At the end all stopped processes continue."""
+    """A thread that causes bursts of random faults for `seconds`. At the end all stopped processes continue."""
 
     def __init__(self, weather: Weather, rng: random.Random, seconds: float) -> None:
         self._weather, self._rng, self._seconds = weather, rng, seconds
         self._stopped: dict[psutil.Process, float] = {}
-        """The stopped processes, each with the time at which it continues."""
+        """The stopped processes, each with the time at which the process continues."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="storm", daemon=True)
         self.started_s = time.monotonic()
         self.ended_s = 0.0
-        """End time of the last fault, on `time.monotonic`'s clock."""
+        """End time of the last fault, in seconds on `time.monotonic`'s clock."""
         self.faults: list[str] = []
-        """Descriptions of the faults, for the report."""
+        """Descriptions of the faults so far, for the report."""
 
     def start(self) -> None:
         self._thread.start()
@@ -78,7 +78,8 @@ class Storm:
             self.ended_s = time.monotonic()
 
     def _strike(self, actor: str | None = None) -> str:
-        """Kill or stop a process of the class `actor`, or of a random class. Returns the class."""
+        """Kill or stop a process of the class `actor`, or of a random class if `actor` is None. Returns the
+        class."""
         weather, rng = self._weather, self._rng
         if actor is None or actor not in weather.kills:
             stops = rng.random() < 0.4
@@ -109,7 +110,7 @@ class Storm:
         self.faults.append(f"{time.monotonic() - self.started_s:6.1f} s: {what} {actor} ({process.pid})")
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass. Stopped processes continue when their time has come."""
+        """Wait for `seconds`, and continue each stopped process when its time is up."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not self._ending.wait(WHOLE_S):
             self._continue(time.monotonic())
@@ -120,7 +121,7 @@ class Storm:
             try:
                 process.resume()
             except psutil.NoSuchProcess:
-                continue  # the process was killed with its node, or by Ray
+                continue  # the stopped process was killed together with its node, or by Ray
             self._note("continued", title(process).removeprefix("ray::").split(".")[0], process)
 
 

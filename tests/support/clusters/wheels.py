@@ -1,7 +1,7 @@
-"""Distributions of raymq as it is released, and small distributions of other projects.
+"""Build distributions of raymq as they are released, and small distributions of other projects.
 
-raymq is built from a copy of the checkout, because a build leaves `build/` and `*.egg-info` behind and packs such
-leftovers of an earlier build.
+raymq is built from a copy of the checkout. A build leaves `build/` and `*.egg-info` in its directory, and would pack
+the leftovers of an earlier build.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pyca
 
 
 def build_raymq(directory: Path) -> tuple[Path, Path]:
-    """Build raymq's source distribution, and a wheel from that source distribution alone, in `directory`."""
+    """Build raymq's source distribution in `directory`, and a wheel from only that source distribution. Returns both
+    paths."""
     checkout = directory / "checkout"
     shutil.copytree(REPOSITORY, checkout, ignore=NOT_SOURCE)
     source = directory / _build("build_sdist", checkout, directory)
@@ -32,7 +33,8 @@ def build_raymq(directory: Path) -> tuple[Path, Path]:
 
 
 def _build(what: str, project: Path, directory: Path) -> str:
-    """Have setuptools build a distribution, as pip does without build isolation. Returns the file's name."""
+    """Build a distribution with setuptools, as pip does without build isolation. Returns the name of the built
+    file."""
     program = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
     done = subprocess.run(
         [sys.executable, "-c", program, what, str(directory)],
@@ -47,7 +49,7 @@ def _build(what: str, project: Path, directory: Path) -> str:
 
 
 def make_wheel(directory: Path, name: str, files: Mapping[str, str]) -> Path:
-    """Make a wheel of these files, given as a mapping of path inside site-packages to text."""
+    """Make a wheel that installs `files`, a mapping of path inside site-packages to text."""
     info = f"{name}-1.0.dist-info"
     all_files = {
         **files,

@@ -1,4 +1,4 @@
-"""Send requests to an ASGI application without a server, as a stand-in for a browser that keeps cookies."""
+"""Send requests to an ASGI application without a server. The client keeps cookies, as a browser does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_ORIGIN = "http://console.test"
 
 @dataclass(frozen=True)
 class Answer:
-    """Status, headers in lower case, and body of a response."""
+    """A response: its status, its headers with names in lower case, and its body."""
 
     status: int
     headers: dict[str, str]
@@ -30,7 +30,8 @@ class Answer:
 
 
 class AsgiClient:
-    """Sends requests one after another in an event loop of its own, and keeps cookies."""
+    """A client that sends requests to an ASGI application one after another, in an event loop of its own, and keeps
+    cookies."""
 
     def __init__(self, app: Any, *, host: str = "console.test", address: str = "10.0.0.1") -> None:
         self.app, self.host, self.address = app, host, address
@@ -46,7 +47,7 @@ class AsgiClient:
     def post(
         self, path: str, fields: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Post a form, as sent from the console's own page."""
+        """Post a form with the headers that a browser sends from the console's own page."""
         form = {"origin": f"http://{self.host}", "content-type": "application/x-www-form-urlencoded"}
         return self.request("POST", path, {**form, **(headers or {})}, urlencode(fields or {}).encode())
 
@@ -87,7 +88,7 @@ class AsgiClient:
         try:
             await self.app(scope, receive, send)
         except Exception:
-            if not sent:  # a server would send the bytes that precede the error, and log the error
+            if not sent:  # a real server would send the bytes that precede the error, and log the error
                 raise
         start = sent[0]
         found = {name.decode().lower(): value.decode() for name, value in start["headers"]}

@@ -1,7 +1,8 @@
 """FakeCluster: a small cluster in memory, with the calls of Admin, Producer and ClusterControl that the console makes.
 
-Tests may change its fields. `errors` maps the name of a call to an error that the call raises; `gates` maps it to an
-event that the call waits for. `calls` lists the changes made, as (name, arguments).
+Tests may change the fields of a FakeCluster. `errors` maps the name of a call to an error that the call raises. `gates`
+maps the name of a call to an event that the call waits for. `calls` lists the calls that changed the cluster, as (name,
+arguments).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from raymq.tools.console.cluster import (
 )
 
 NOW_MS = 1_795_400_000_000
-"""Time of every event in a FakeCluster."""
+"""Time of every event in a FakeCluster, in ms since 1970."""
 BROKERS = ("broker-a", "broker-b")
 NODES = ("10.0.0.11", "10.0.0.12")
 
@@ -73,7 +74,7 @@ def fake_message(
     message_id: str = "",
     at_ms: int = NOW_MS,
 ) -> MessageExt:
-    """Return a message as a store returns it."""
+    """Return a message with all the fields that a store sets."""
     place = queue_offset * 4 + queue_id
     values: dict[str, Any] = {
         "topic": topic,
@@ -101,20 +102,22 @@ def fake_message(
 
 
 def topic_reading(queues: int, held: int, rate: float, perm: int = PERM_READ | PERM_WRITE) -> TopicReading:
-    """Return readings of a topic that holds `held` messages of 512 bytes, all appended since the broker's start."""
+    """Return the metrics of a topic that holds `held` messages of 512 bytes, all appended since the broker's
+    start."""
     return TopicReading(held, 512 * held, queues, perm, held, rate, 512 * rate)
 
 
 def members_of(
     group: str, consume_type: ConsumeType, count: int, model: MessageModel = MessageModel.CLUSTERING
 ) -> list[ConsumerConnection]:
-    """Return the consumers of a group, all subscribed to the topic `orders`."""
+    """Return `count` consumers of a group. All are subscribed to the topic `orders`."""
     data = ConsumerData(group, consume_type, {"orders": "*"}, model)
     return [ConsumerConnection(f"10.0.0.1@{n}", "10.0.0.1", 4_000 + n, data, 2.5) for n in range(count)]
 
 
 def as_in(real: Callable[..., Any]) -> Callable[[Callable[[Any, Any], Any]], Callable[..., Any]]:
-    """Give a call the arguments of the real one, which it gets by name, with their defaults."""
+    """Return a decorator that binds a fake call's arguments as the method `real` does. The fake call receives all
+    arguments by name, including defaults, in one object."""
     known = signature(real)
 
     def decorate(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -129,7 +132,7 @@ def as_in(real: Callable[..., Any]) -> Callable[[Callable[[Any, Any], Any]], Cal
 
 
 class FakeCluster:
-    """Two broker groups with a few topics and consumer groups."""
+    """A fake cluster in memory with two broker groups, a few topics and consumer groups."""
 
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
@@ -138,7 +141,7 @@ class FakeCluster:
         self.asked: list[str] = []
         self.audit_entries: list[AuditEntry] = []
         self.silent: set[str] = set()
-        """Brokers that return no readings."""
+        """Names of the brokers that return no metrics."""
         self.problems: tuple[Problem, ...] = ()
         self.writable = dict.fromkeys(BROKERS, True)
         self.drained = dict.fromkeys(NODES, False)
@@ -157,7 +160,7 @@ class FakeCluster:
             "search": GroupTotals(lag=18, lag_ms=3_000, consume_enable=False),
         }
         self.readers: dict[str, tuple[str, ...]] = {"orders": ("billing", "reports"), "payments": ("search",)}
-        """The groups that consume each topic."""
+        """Names of the groups that consume each topic, by topic."""
         self.members = {
             "billing": members_of("billing", "PUSH", 3),
             "reports": members_of("reports", "PULL", 1),
@@ -207,7 +210,7 @@ class FakeCluster:
         count = self._row(topic).queues
         return sorted(MessageQueue(topic, BROKERS[n % 2], n // 2) for n in range(count))
 
-    # The cluster
+    # calls about the cluster
 
     def cluster(self) -> ClusterView:
         self._begin("cluster")
@@ -277,7 +280,12 @@ class FakeCluster:
 
     @as_in(Admin.readings)
     def readings(self, a: Any) -> dict[str, BrokerReadings | None]:
-        """The first broker has all figures. `errors["figures"]` concern the samples for the charts only."""
+        """Return the metrics of each broker. The first broker reports the metrics of all topics and groups; the second
+        reports none.
+
+        `errors["figures"]` makes only the calls for the charts' samples fail, which are the calls without group-topic
+        pairs.
+        """
         self._begin("readings" if a.with_pairs else "figures")
         pairs = {
             (group, topic): GroupReading(0, self.groups[group].lag, self.groups[group].lag_ms)
@@ -291,7 +299,7 @@ class FakeCluster:
             **dict.fromkeys(self.silent),
         }
 
-    # Topics
+    # calls about topics
 
     def topic_attributes(self, topics: Iterable[str]) -> dict[str, TopicAttributes]:
         self._begin("topic_attributes")
@@ -343,7 +351,7 @@ class FakeCluster:
         self._change("delete_topic", topic=topic)
         del self.topics[topic]
 
-    # Groups
+    # calls about groups
 
     def consumer_connections(self, group: str | None = None) -> list[ConsumerConnection]:
         self._begin("consumer_connections")
@@ -397,7 +405,7 @@ class FakeCluster:
         self._change("delete_group", group=group, dead_letters=dead_letters)
         del self.groups[group]
 
-    # Messages
+    # calls about messages
 
     @as_in(Admin.browse)
     def browse(self, a: Any) -> Page:
@@ -437,7 +445,8 @@ class FakeCluster:
 
     @as_in(Admin.pull)
     def pull(self, a: Any) -> PullResult:
-        """Offsets of a queue may have gaps, as after a deletion: the next message is at a later offset then."""
+        """Return messages from an offset on. The offsets of a queue may have gaps, as after a deletion: then the next
+        message has a later offset."""
         self._begin("pull")
         self._row(a.queue.topic)
         found = [
@@ -477,7 +486,10 @@ class FakeCluster:
     def tail(
         self, topic: str, positions: Mapping[MessageQueue, int] | None = None, *, max_messages: int = 100
     ) -> Arrived:
-        """Return the newest messages. Positions are indexes in the message list, stored under the first queue."""
+        """Return the newest messages of a topic.
+
+        Positions are indexes in the topic's message list. The topic's first queue is the key of the position.
+        """
         self._begin("tail")
         queue = self._queues(topic)[0]
         stored = self.messages.get(topic, [])
@@ -507,7 +519,7 @@ class FakeCluster:
         self._begin("producer_connections")
         return list(self.producers)
 
-    # The audit
+    # calls about the audit log
 
     def record_audit(self, entry: AuditEntry) -> None:
         self._begin("record_audit")

@@ -1,4 +1,4 @@
-"""A FakeCluster whose every text is an attack on the page that shows it."""
+"""A FakeCluster in which every text is an attack on the console page that shows the text."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ XSS = (
     "&lt;script&gt;",
     "\u202egnp.exe\x1b[2J\x00\ufeff",
 )
-"""Texts that change their meaning if a page does not escape them, in markup, attributes, scripts, addresses or
-templates."""
+"""Attack texts. Each changes its meaning in markup, attributes, scripts, addresses or templates if a page does not
+escape the text."""
 ALL_XSS = " ".join(XSS)
 XSS_BODY = " ".join(XSS[:-1]).encode()
-"""A body without control characters, so that pages show it as text."""
+"""A message body of attack texts without control characters, so that console pages show the body as text."""
 NAME = '"><img src=x onerror=alert(1)>%|{{7*7}}'
-"""The attack texts as one name in a path. Name checks keep such a name out of clusters, but a page must not rely on
-them."""
+"""An attack text as a name of a topic, group or client in a path. Name checks keep such a name out of clusters, but a
+page must not rely on name checks."""
 FOREIGN = "img, iframe, script:not([src]), style, [onerror], [onload], [hx-get*=logout], [hx-on\\:click]"
-"""Elements and attributes that no page of the console has, as a CSS selector."""
+"""CSS selector of elements and attributes that no page of the console contains."""
 
 
 def hostile_message(offset: int = 0) -> MessageExt:
-    """Return a message with an attack in every text."""
+    """Return a message in which every text is an attack."""
     return fake_message(
         NAME,
         XSS_BODY,
@@ -54,7 +54,8 @@ def hostile_message(offset: int = 0) -> MessageExt:
 
 
 class HostileCluster(FakeCluster):
-    """A cluster whose topic, group, messages, clients, errors and changes contain attacks."""
+    """A cluster in which the topic, the group, the messages, the clients, the errors and the changes contain attack
+    texts."""
 
     def __init__(self) -> None:
         super().__init__()

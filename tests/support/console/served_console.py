@@ -1,4 +1,4 @@
-"""Serve the console of a FakeCluster to a browser."""
+"""Run a server for the console of a FakeCluster, for tests with a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.console.logged_in import console_app
 
 @dataclass(frozen=True)
 class ServedConsole:
-    """A console that is served at `origin`."""
+    """A console that a server serves at the URL `origin`."""
 
     cluster: FakeCluster
     console: Console
@@ -38,7 +38,8 @@ class ServedConsole:
         dark: bool = False,
         expected: Sequence[str] = (),
     ) -> Iterator[Page]:
-        """Yield a watched page of a user who is logged in with `role`; with None, nobody is logged in."""
+        """Yield a page of the console, on which a user with `role` is logged in. If `role` is None, nobody is logged
+        in."""
         with watched_page(browser, self.origin, window=window, dark=dark, expected=expected) as page:
             if role is not None:
                 session = self.console.sessions.begin(name, role, "127.0.0.1", time.monotonic()).user.session
@@ -48,7 +49,7 @@ class ServedConsole:
 
 @contextmanager
 def serving(cluster: FakeCluster, **settings: Any) -> Iterator[ServedConsole]:
-    """Serve a cluster's console inside the block. Its tokens are the tokens of `console_app`."""
+    """Serve the console of a FakeCluster inside the block. The console accepts the tokens of `console_app`."""
     app = console_app(cluster, **settings)
     with served(app) as origin:
         yield ServedConsole(cluster, app._app.state.console, origin)

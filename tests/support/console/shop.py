@@ -1,4 +1,4 @@
-"""A FakeCluster that looks like the cluster of a web shop, for pictures. Its data is computed, not random."""
+"""A FakeCluster that looks like the cluster of a web shop, for screenshots. Its data is computed, not random."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TAGS = ("paid", "paid", "created", "paid", "refunded", "paid", "shipped")
 
 
 def order(number: int, now_ms: int) -> MessageExt:
-    """Return an order of the shop. A larger number is a newer order."""
+    """Return the message of one order of the shop. A larger number is a newer order."""
     city, item = CITIES[number % len(CITIES)], ITEMS[number % len(ITEMS)]
     body = {
         "order": 481_200 + number,
@@ -93,7 +93,7 @@ def order(number: int, now_ms: int) -> MessageExt:
 
 
 def shop() -> FakeCluster:
-    """Return the cluster as of now."""
+    """Return a web shop's cluster whose times end now."""
     cluster, now_ms = ShopCluster(), time.time_ns() // 1_000_000
     cluster.topics, cluster.attributes, cluster.readers = dict(TOPICS), dict(ATTRIBUTES), dict(READERS)
     cluster.groups, cluster.members = dict(GROUPS), dict(MEMBERS)
@@ -143,14 +143,15 @@ def shop() -> FakeCluster:
 
 
 def _died(message: MessageExt, number: int) -> MessageExt:
-    """Return the message as stored in the dead-letter topic."""
+    """Return the message as the dead-letter topic stores it."""
     values = {name: getattr(message, name) for name in MessageExt.__match_args__}
     values |= {"topic": "%DLQ%billing", "queue_id": 0, "queue_offset": 40 + number, "reconsume_times": 16}
     return MessageExt(**values)
 
 
 def samples(now_ms: int) -> list[ClusterFigures]:
-    """Return the counters of the last hour, every 10 s: a busy hour with a quiet spell."""
+    """Return samples of the cluster's counters for the last hour, one every 10 s: a busy hour with a quiet
+    period."""
     figures, into, out, size = [], 9_000_000, 8_990_000, 4_000_000_000
     for step in range(360):
         rate = 1_320 + 260 * math.sin(step / 55) + 90 * math.sin(step / 7) - (700 if 190 <= step < 215 else 0)
@@ -161,7 +162,11 @@ def samples(now_ms: int) -> list[ClusterFigures]:
 
 
 def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the messages appended to each topic, in total and in this step, and the lag of each group."""
+    """Return the number of messages appended to each topic so far, and the lag of each group, in the sample number
+    `step`.
+
+    `into`: number of messages appended to the cluster so far.
+    """
     topics = {
         topic: round(into * one.rate / 6_567 + 900 * one.rate * math.sin(step / (17 + 9 * number)) / 60)
         for number, (topic, one) in enumerate(TOPICS.items())
@@ -171,7 +176,7 @@ def _of_names(into: int, step: int) -> tuple[dict[str, int], dict[str, int]]:
 
 
 class ShopCluster(FakeCluster):
-    """The shop's answers that depend on the arguments of the call."""
+    """The web shop's cluster, with the calls whose results depend on their arguments."""
 
     def message_track(self, message: MessageExt) -> list[MessageTrack]:
         return [

@@ -1,5 +1,5 @@
-"""Faults of the machine for raymq's servers. Python imports this module at the start of a process that has its folder
-on the import path.
+"""Fault injection into the processes of raymq's servers. Python imports this module at the start of a process whose
+import path contains this module's directory.
 
 Marker files switch faults on, in stores' directories and in the directory FAULTS that RAYMQ_TEST_FAULTS names:
 
@@ -26,7 +26,8 @@ _REAL = {name: getattr(os, name) for name in ("fdatasync", "pwrite", "pread", "s
 
 
 def _has(path: str, *markers: str) -> bool:
-    """Return whether this process is a storage process, and the store of `path` has one of the markers."""
+    """Return whether this process is a storage process, and the store that contains `path` has one of the
+    marker files."""
     if not path.startswith(STORES) or "storage.message_store" not in sys.modules:
         return False
     name = path[len(STORES) :].strip("/").split("/")[0]
@@ -66,7 +67,7 @@ def _pread(descriptor: int, *rest: Any) -> bytes:
 
 
 def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
-    """`os.stat`, which raymq calls before each use of a map (raymq.records.logfiles.file_maps)."""
+    """Replace `os.stat`, which raymq calls before each use of a memory map (raymq.records.logfiles.file_maps)."""
     caller = sys._getframe(1).f_code
     if caller.co_name == "get" and caller.co_filename.endswith("file_maps.py"):
         if _has(str(path), "bus"):
@@ -78,7 +79,7 @@ def _stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
 
 
 class _SetClock(MetaPathFinder):
-    """Sets the clock of a process that becomes a server: the process imports `actors`."""
+    """An import hook that sets the clock of a process when the process imports `actors`, as only servers do."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
         if name == "actors" and _exists(f"{FAULTS}/clock"):

@@ -1,13 +1,15 @@
-"""The ledger checks the laws of a consumer group, which hold whatever happens to the group's processes.
+"""The laws of a consumer group, and the ledger that checks the laws. The laws hold whatever happens to the group's
+processes.
 
-1. Two members never deliver a queue at a time. No member delivers while another may deliver the queue or has
-   a batch of it in flight. A member whose queue went to another must be granted the queue anew.
+1. Two members never deliver the same queue at the same time. No member delivers a queue while another member may
+   deliver the queue or has a batch of the queue in flight. A member that lost a queue must be granted the queue again.
 2. A committed offset goes back only in a reset, and never passes a message that nobody consumed.
-3. A member delivers a queue in order, one batch at a time, from the committed offset on. It may repeat a batch,
+3. A member delivers a queue in order, one batch at a time, from the committed offset on. A member may repeat a batch,
    but skips none.
-4. In the end everything was consumed, since the last reset to a lower offset, except what a reset skipped.
+4. At the end every message since the last reset to a lower offset was consumed, except messages that a reset skipped.
 
-`Ledger` notes events and raises LawBrokenError. A `Tenure` is one member's time with a queue, from grant to loss.
+`Ledger` records events and raises LawBrokenError. A `Tenure` is the time for which one member has a queue, from grant
+to loss.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ from raymq.common.message import MessageQueue
 
 
 class LawBrokenError(AssertionError):
-    """A law is broken."""
+    """An event broke one of the laws of a consumer group."""
 
 
 class Owner(Protocol):
-    """A member as the ledger sees it."""
+    """A group member, as far as the ledger needs it."""
 
     name: str
 
     def leased(self) -> bool:
-        """Return whether the member's lease is valid: no other member may have its queues."""
+        """Return whether the member's lease is valid. While the lease is valid, no other member may have the member's
+        queues."""
 
     def may_deliver(self, queue: MessageQueue) -> bool:
         """Return whether the member holds the queue with a valid lease, and the queue was not revoked."""
@@ -37,10 +40,11 @@ class Owner(Protocol):
 
 @dataclass(eq=False)
 class Tenure:
-    """`next_offset`: the next offset to deliver. `under_way`: first and end offset of the batch that the listener has.
+    """The time for which one member has a queue, from grant to loss.
 
-    `over`: another member has begun with the queue. `fenced`: the owner had to give up the queue, even if its listener
-    still runs.
+    `next_offset`: offset that the member delivers next. `under_way`: first offset and end offset of the batch that the
+    listener has. `over`: another member has begun with the queue. `fenced`: the owner had to give up the queue, even if
+    its listener still runs.
     """
 
     owner: Owner
@@ -54,7 +58,8 @@ class Tenure:
 
 @dataclass
 class _Account:
-    """One queue. `solid`: everything before this offset is consumed, or skipped by a reset."""
+    """The consumption of one queue. `solid`: every message before this offset was consumed, or skipped by a
+    reset."""
 
     committed: int = 0
     solid: int = 0
@@ -64,9 +69,10 @@ class _Account:
 
 
 class Ledger:
-    """The account of all queues of a group.
+    """Records the events of all queues of a group, and checks the group's laws.
 
-    `deliveries` counts batches. `handovers` counts queues that moved from one member's process to another's.
+    `deliveries` counts batches. `handovers` counts queues that moved from one member's process to another member's
+    process.
     """
 
     def __init__(self, queues: Iterable[MessageQueue]) -> None:
@@ -81,23 +87,26 @@ class Ledger:
         self._accounts[queue].end += count
 
     def begin(self, owner: Owner, queue: MessageQueue, committed: int) -> Tenure:
-        """Begin a tenure: the broker answered the member that `committed` is the next offset."""
+        """Begin a member's tenure of a queue. The broker has answered the member that `committed` is the next
+        offset."""
         tenure = Tenure(owner, queue, committed)
         self._tenures[queue].append(tenure)
         return tenure
 
     def forget_member(self, owner: Owner) -> None:
-        """Forget the tenures of a dead member: its batches in flight no longer count."""
+        """Forget the tenures of a dead member, so that its batches in flight no longer count."""
         for tenures in self._tenures.values():
             tenures[:] = [tenure for tenure in tenures if tenure.owner is not owner]
 
     def fenced(self, owner: Owner, queue: MessageQueue) -> None:
-        """Note that a member must give up a queue, in all its tenures. A reset begins a new tenure."""
+        """Record that a member must give up a queue, in all the member's tenures of the queue. A reset begins a new
+        tenure."""
         for tenure in self._tenures[queue]:
             tenure.fenced = tenure.fenced or tenure.owner is owner
 
     def deliver(self, tenure: Tenure, first: int, end: int, others: Iterable[Owner]) -> None:
-        """Note that the listener gets a batch, and check that it may."""
+        """Record that the listener gets a batch. Raises LawBrokenError if the member may not deliver the batch
+        now."""
         queue, account = tenure.queue, self._accounts[tenure.queue]
         for other in others:
             if other is not tenure.owner and other.may_deliver(queue):
@@ -123,7 +132,7 @@ class Ledger:
         self.deliveries += 1
 
     def finish(self, tenure: Tenure, *, consumed: bool) -> None:
-        """Note that the listener has finished a batch."""
+        """Record that the listener has finished a batch. `consumed`: the listener succeeded."""
         assert tenure.under_way is not None
         first, end = tenure.under_way
         tenure.under_way = None
@@ -138,7 +147,7 @@ class Ledger:
             tenure.next_offset = first
 
     def committed(self, queue: MessageQueue, offset: int) -> None:
-        """Note and check the committed offset, which the broker reports after each change."""
+        """Record and check the committed offset of a queue. The broker reports the offset after each change."""
         account = self._accounts[queue]
         if offset < account.committed:
             raise LawBrokenError(f"{queue}: the committed offset went back from {account.committed} to {offset}")
@@ -147,13 +156,14 @@ class Ledger:
         account.committed = offset
 
     def reset(self, queue: MessageQueue, offset: int) -> None:
-        """Note a reset of the group: messages from `offset` on must be consumed; messages before it need not be."""
+        """Record a reset of the group's offset: messages from `offset` on must be consumed; earlier messages need not
+        be."""
         account = self._accounts[queue]
         account.committed = account.solid = offset
         account.done.clear()
 
     def unfinished(self) -> list[str]:
-        """Return a line for each queue with a message that was not consumed or not committed."""
+        """Return a description of each queue that has a message that was not consumed or not committed."""
         return [
             f"{queue}: {account.committed} committed, {account.solid} consumed of {account.end}"
             for queue, account in self._accounts.items()

@@ -1,9 +1,10 @@
 """Processes of a simulated cluster on one virtual clock: brokers, Rebalance actors, the register, group members.
 
-Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) as its real shell does, over
-a network that loses, delays and repeats calls (`World.call`). A process can be killed: messages on their way to it are
-lost. A process can stand still: it sees everything late. Each process has its own monotonic clock, faster or slower
-than true time, and a wall clock, which a fault may set.
+Each process runs a pure core of the product (BrokerState, RebalanceServer, ProcessQueues) in the order in which the
+real process runs the core. The processes call each other over a network that loses, delays and repeats calls
+(`World.call`). If a process is killed, messages in transit to the process are lost. If a process is paused, it receives
+everything late. Each process has a wall clock, which a fault may set, and its own monotonic clock, which runs faster or
+slower than true time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ POLL_S = 0.4
 
 
 class Process:
-    """`life` counts the process's incarnations. A message for an earlier incarnation does not reach a later one."""
+    """One process of the simulated cluster.
+
+    `life` counts the incarnations of the process. A message for an earlier incarnation does not reach a later
+    incarnation.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -77,7 +82,8 @@ class Process:
 
 
 class Broker(Process):
-    """One broker group's control plane. Its state is rebuilt from its records; the owners of queues are forgotten."""
+    """The control plane of one broker group. After a restart the broker rebuilds its state from its records, without
+    the owners of queues."""
 
     def __init__(self, world: World, name: str, topics: dict[str, int]) -> None:
         super().__init__(world, name)
@@ -136,7 +142,7 @@ class Broker(Process):
 
 
 def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
-    """Answer a call as Ray's GCS with these values does."""
+    """Apply a call to `values` and return its result, as the key-value store of Ray's GCS does."""
     if isinstance(call, Get):
         return values.get(call.key)
     if isinstance(call, Drop):
@@ -148,7 +154,7 @@ def carry_out(values: dict[str, str], call: Get | Put | Drop) -> Any:
 
 
 class Register(Process):
-    """Ray's GCS, which never fails and never loses a value."""
+    """A stand-in for the key-value store of Ray's GCS. It never fails and never loses a value."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "register")
@@ -159,7 +165,8 @@ class Register(Process):
 
 
 class Rebalance(Process):
-    """One of the Rebalance actors. It reads the register in turn with its heartbeats, as its real thread does."""
+    """One of the Rebalance actors. The actor reads the register between its heartbeats, as the real actor's thread
+    does."""
 
     group_class = RebalanceGroup
     lease_class = SlotLease
@@ -217,8 +224,8 @@ class Rebalance(Process):
 class Member(Process):
     """A push-consumer instance: its heartbeats, process queues and listener, in the order of the Pull actor.
 
-    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn
-    Beside the turn, every POLL_S and whenever the listener has finished a batch: fetch, deliver
+    One turn: heartbeat → lease, revocations → start offsets of new queues → commits → releases → next turn Between
+    turns, every POLL_S and whenever the listener has finished a batch: fetch, deliver
     """
 
     def __init__(self, world: World, name: str, topics: frozenset[str], allocation: Allocation) -> None:
@@ -237,7 +244,8 @@ class Member(Process):
         self.poll()
 
     def stop(self) -> None:
-        """Finish the batches in flight, commit and leave, beginning with this turn's commit."""
+        """Finish the batches in flight, commit and leave the group. The commit of the current turn is the first
+        step."""
         self.stopping = True
 
     def kill(self) -> None:
@@ -256,7 +264,7 @@ class Member(Process):
             for queue in holding:
                 self.world.ledger.fenced(self, queue)
 
-    # Delivering
+    # deliveries
 
     def poll(self) -> None:
         self.deliver()
@@ -272,7 +280,8 @@ class Member(Process):
             self.world.later(self.world.listener_pause_s(), self.guard(partial(self.listened, delivery, tenure)))
 
     def listened(self, delivery: Delivery, tenure: Tenure) -> None:
-        """End a batch: the listener, a process of its own, has finished. The member gets the news when it runs."""
+        """Finish a batch in the listener, which is a separate process. The member receives the result when the member
+        runs."""
         consumed = not self.world.listener_fails()
         self.world.ledger.finish(tenure, consumed=consumed)
         self.world.at(self, 0.0, lambda: self.heard(delivery, consumed=consumed))
@@ -282,11 +291,11 @@ class Member(Process):
         self.deliver()
 
     def guard(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return the action, which does nothing if this process has died before."""
+        """Return a wrapper of `action` that does nothing if this process has died before the call."""
         life = self.life
         return lambda: action() if self.life == life else None
 
-    # Membership
+    # membership of the group
 
     def turn(self) -> None:
         self.fence_when_late()
@@ -331,7 +340,8 @@ class Member(Process):
         return self.world.rebalances[name]
 
     def take(self, assignment: HeartbeatAnswer, sent_s: float) -> None:
-        """Take the lease and its assignment in one step: no delivery happens in between."""
+        """Apply the lease and the assignment of a heartbeat's answer in one step, without a delivery in
+        between."""
         if isinstance(assignment, OtherServer):
             if assignment.holder:
                 self.choice.redirected(assignment.holder)
@@ -365,7 +375,8 @@ class Member(Process):
         self.world.call(self, broker, lambda: broker.start_offset(queue, generation), begun, done)
 
     def commit(self) -> None:
-        """Commit what the listener has finished. If offsets were reset, ask about every queue."""
+        """Commit the messages that the listener has finished. If offsets were reset, request the committed offset of
+        every queue."""
         self.fence_when_late()
         if self.stopping:
             self.queues.stop(self.now_s())
@@ -434,7 +445,8 @@ class Member(Process):
     def in_turn(
         self, items: Sequence[T], step: Callable[[T, Callable[[], None]], None], finished: Callable[[], None]
     ) -> None:
-        """Run the steps one after another. Each step calls back when it is done."""
+        """Run `step` for each item, one after another, and then `finished`. Each step calls its second argument when
+        the step is done."""
         if not items:
             finished()
         else:

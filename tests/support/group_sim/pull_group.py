@@ -1,4 +1,5 @@
-"""A consumer group's Rebalance actor and broker as one pull consumer sees them, without Ray."""
+"""The Rebalance actor and the broker of a consumer group, with the calls that a pull consumer makes, without
+Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Group:
-    """The group's Rebalance actor and its offsets at the broker, as one member sees them."""
+    """The Rebalance actor of a group, and the group's offsets at the broker, for one member."""
 
     def __init__(self) -> None:
         self.granted: set[MessageQueue] = {Q0, Q1}
@@ -32,7 +33,7 @@ class Group:
         self.starts: list[tuple[MessageQueue, object, int]] = []
         self.stopped: dict[MessageQueue, str] = {}
 
-    # RebalanceClient
+    # methods of RebalanceClient
 
     def heartbeat(self, heartbeat) -> GroupAssignment:
         self.heartbeats.append(heartbeat)
@@ -40,7 +41,7 @@ class Group:
             raise self.failure
         return GroupAssignment(self.generation, frozenset(self.granted), 1, self.resets)
 
-    # GroupOffsets
+    # methods of GroupOffsets
 
     def ensure_group(self, broker_name, timeout_s=20.0) -> None:
         pass
@@ -71,14 +72,14 @@ class Group:
         stopped = {queue: reason for queue, reason in self.stopped.items() if queue in commits}
         return CommitAnswer(reset, self.fenced & commits.keys(), stopped=stopped)
 
-    # For tests
+    # methods that tests call
 
     def grant(self, *queues: MessageQueue) -> None:
         self.generation += 1
         self.granted = set(queues)
 
     def reset_to(self, queue: MessageQueue, offset: int) -> None:
-        """Reset a queue, as an administrator does."""
+        """Reset the offset of a queue, as an administrator does."""
         self.reset[queue] = QueueOffset(offset, len(self.reset) + 1)
         self.committed_offsets[queue] = offset
         self.resets += 1
@@ -93,7 +94,7 @@ class Group:
         )
 
     def has(self, **offsets: int) -> None:
-        """Wait until these offsets are committed, given by queue id as in ``q0=3``."""
+        """Wait until these offsets are committed. An argument is a queue id with its offset, as in ``q0=3``."""
         wanted = {MessageQueue("orders", "a", int(name[1:])): offset for name, offset in offsets.items()}
         eventually(
             lambda: wanted.items() <= self.committed_offsets.items(),

@@ -1,4 +1,5 @@
-"""MemberQueues, the queues of a simulated member: the simulation's only access to the product's consumer code."""
+"""MemberQueues, the queues of a simulated member. The simulation uses the product's consumer code only through this
+class."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SETTINGS = PushSettings(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """Messages `first` to `end` - 1 of a queue, for one call of the listener."""
+    """One call of the listener, with the messages of a queue from offset `first` to `end` - 1."""
 
     queue: MessageQueue
     first: int
@@ -37,7 +38,7 @@ class Delivery:
 
 
 class MemberQueues:
-    """The queues of one member: granted, fetched, delivered, committed, revoked, released."""
+    """The queues of one member: grants, fetches, deliveries, commits, revocations and releases."""
 
     def __init__(self, fence_after_s: float) -> None:
         self._queues = ProcessQueues(SETTINGS, fence_after_s=fence_after_s)
@@ -61,20 +62,21 @@ class MemberQueues:
         self._queues.assignment_received(assignment, sent_s)
 
     def starting(self) -> list[ProcessQueue]:
-        """Return the granted queues whose start offset the member must ask for."""
+        """Return the granted queues whose start offset the member has yet to request."""
         return self._queues.starting()
 
     def started(self, process_queue: ProcessQueue, start: QueueOffset) -> bool:
-        """Start a granted queue at the broker's start offset. Returns False if the queue was lost or revoked before."""
+        """Start a granted queue at the broker's start offset. Returns False if the member lost the queue or the queue
+        was revoked before."""
         self._queues.started(process_queue, start)
         return process_queue.state is AssignmentState.STARTED
 
     def stop(self, now_s: float) -> None:
-        """Take no further queue, and revoke the held queues."""
+        """Accept no further queue, and revoke the held queues."""
         self._queues.stop(now_s)
 
     def release(self, now_s: float) -> list[MessageQueue]:
-        """Release the revoked queues that are ready for release."""
+        """Release the revoked queues that the member may release now. Returns the released queues."""
         return self._queues.release(now_s)
 
     def lose(self, queue: MessageQueue) -> None:
@@ -82,34 +84,36 @@ class MemberQueues:
         self._queues.lose([queue])
 
     def fence(self, now_s: float) -> bool:
-        """Give up all queues if other members may have them. Returns True in that case."""
+        """Give up all queues if other members may hold them. Returns whether this happened."""
         return self._queues.fence(now_s)
 
     def fetch(self, end_of: Callable[[MessageQueue], int], now_s: float) -> None:
-        """Fetch all present messages, up to the queues' ends."""
+        """Fetch all stored messages, up to the end of each queue."""
         for queue, offset in self._queues.wanted(now_s).items():
             end = min(end_of(queue), offset + FETCH_MESSAGES)
             if end > offset:
                 self._queues.fetched(queue, offset, records_of(range(offset, end)), end, now_s)
 
     def deliveries(self, now_s: float) -> list[Delivery]:
-        """Return the batches that the listener gets now."""
+        """Return the batches that are ready for the listener now."""
         return [
             Delivery(task.queue, task.messages.offsets[0], task.messages.offsets[-1] + 1, task)
             for task in self._queues.deliverable(now_s)
         ]
 
     def ended(self, delivery: Delivery, now_s: float, *, consumed: bool) -> None:
-        """Note that the listener has finished a delivery, or failed at its first message."""
+        """Record that the listener has finished a delivery, or, without `consumed`, that it failed at the delivery's
+        first message."""
         rest = tuple(range(1, len(delivery.task.messages)))
         report = ConsumeReport() if consumed else ConsumeReport(rest, (Failure(0, 1, "it failed"),))
         self._queues.reported(delivery.task, report, now_s)
 
     def commits(self, broker_name: str, *, ask: bool) -> dict[MessageQueue, OffsetCommit]:
-        """Return the commits of finished messages. With `ask`, include the other queues, to learn of resets."""
+        """Return the commits of finished messages. With `ask`, also include the other held queues, so that the answer
+        reports their resets."""
         queries = self._queues.reset_queries(broker_name) if ask else {}
         return queries | self._queues.uncommitted(broker_name)
 
     def committed(self, commits: Mapping[MessageQueue, OffsetCommit], answer: CommitAnswer) -> None:
-        """Take the broker's answer to commits."""
+        """Apply the broker's answer to commits."""
         self._queues.commit_answered(commits, answer)

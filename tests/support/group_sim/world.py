@@ -1,4 +1,5 @@
-"""A whole consumer group in one thread on a virtual clock, under random faults. Equal seeds give equal traces.
+"""A simulation of a whole consumer group in one thread, on a virtual clock, under random faults. Equal seeds give equal
+traces.
 
     World     the clock, the network, the processes (.processes) and their ledger (.invariants)
     trouble   members join, leave, are killed, restarted and stand still; heartbeats, commits and their answers are
@@ -6,7 +7,7 @@
               reach the register, and are away for so long that the other actor takes over; clocks are set; offsets
               are reset; listeners fail and take long. Producers send all the time.
 
-After the trouble the network heals, and the group must come to rest: everything consumed and committed.
+After the faults the network heals. Then the group must consume and commit every message.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.support.group_sim.processes import (
 )
 
 TOPICS = {"orders": 2, "audit": 1}
-"""Queues per broker."""
+"""Number of queues per broker, by topic."""
 BROKERS = ("broker-a", "broker-b")
 MEMBERS_MAX = 5
 TROUBLE_S = 30.0
@@ -46,17 +47,18 @@ STRATEGIES = (
     AllocateStrategy.CONSISTENT_HASH,
 )
 PROFILES = (
-    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # every kind
-    ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),  # every kind, but Rebalance actors rarely follow one another
-    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # planned changes, while listeners are slow
-    ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),  # Rebalance actors that cannot reach the register
+    ((4, 2, 2, 3, 3, 1.5, 0.7, 0.7, 2, 1.5, 1), 0.03),  # every kind of fault
+    # every kind of fault, but a Rebalance actor rarely takes over from another
+    ((4, 2, 2, 3, 3, 0.3, 0.3, 0.3, 2, 1.5, 1), 0.03),
+    ((4, 4, 0.2, 0.2, 0.2, 0.2, 0.1, 0.1, 0.5, 4, 0), 0.3),  # planned membership changes, while listeners are slow
+    ((4, 2, 1, 1, 3, 0.5, 1, 3, 0.5, 0.5, 0), 0.03),  # Rebalance actors often cannot reach the register
 )
-"""Frequency of each kind of trouble, in the order of `_make_trouble`, and the share of calls in which a listener is
-slow."""
+"""Fault profiles of simulations: the frequency of each kind of fault, in the order of `_make_trouble`, and the share of
+listener calls that are slow."""
 
 
 class World:
-    """One simulated group with its cluster. A test may replace a process class by a class with a fault."""
+    """A simulation of one group with its cluster. A test may replace a process class by a class with a bug."""
 
     def __init__(
         self,
@@ -89,17 +91,18 @@ class World:
 
     @property
     def take_overs(self) -> int:
-        """Return how often a Rebalance actor has followed another as the holder of the group."""
+        """Return the number of times that a Rebalance actor has taken over the group from another."""
         holders = [line[2] for line in self.trace if line[1] == "holds"]
         return sum(holder != before for holder, before in zip(holders[1:], holders, strict=False))
 
-    # Clock
+    # the clock
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._ticket), action))
 
     def at(self, process: Process, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something in a process: as soon as the process runs again if it stands still; never if it dies before."""
+        """Run `action` in a process after a delay. If the process is paused, the action waits; if the process dies
+        first, the action never runs."""
         life = process.life
 
         def act() -> None:
@@ -120,7 +123,7 @@ class World:
     def note(self, *what: Any) -> None:
         self.trace.append((round(self.now_s, 4), *map(str, what)))
 
-    # Network
+    # the network
 
     def call(
         self,
@@ -130,9 +133,9 @@ class World:
         answered: Callable[[Any], None],
         failed: Callable[[], None],
     ) -> None:
-        """Call a remote process: exactly one of `answered` and `failed` runs, if the caller lives.
+        """Call a remote process. Exactly one of `answered` and `failed` runs if the caller still lives.
 
-        The call may have run although it failed, late, and twice.
+        The server may run a call late or twice, even if the call failed for the caller.
         """
         ended, life = False, caller.life
 
@@ -167,7 +170,7 @@ class World:
     def _late_s(self) -> float:
         return self.chance.uniform(0.1, 1.5 * SESSION_S)
 
-    # Listeners
+    # the listeners
 
     def listener_pause_s(self) -> float:
         if self.troubled and self.chance.random() < self._slow_listeners:
@@ -177,10 +180,11 @@ class World:
     def listener_fails(self) -> bool:
         return self.troubled and self.chance.random() < 0.1
 
-    # Trouble
+    # the faults
 
     def run(self) -> None:
-        """Run trouble, then rest. Raises LawBrokenError, with the seed and the end of the trace."""
+        """Run the simulation with faults, then without faults. Raises LawBrokenError with the seed and the last part of
+        the trace."""
         try:
             self._join()
             self._make_trouble()
@@ -215,13 +219,15 @@ class World:
         self._bad_network_until_s = 0.0
         for rebalance in self.rebalances.values():
             rebalance.cut_off_until_s = 0.0
-        self._start_member("last", frozenset(TOPICS))  # the other members may be leaving, or may take only the orders
+        # the other members may be leaving, or may subscribe only to the topic `orders`
+        self._start_member("last", frozenset(TOPICS))
 
     def _any_member(self) -> Member | None:
         return self.chance.choice(list(self.members.values())) if self.members else None
 
     def _join(self) -> None:
-        name = f"m{self.chance.randrange(MEMBERS_MAX)}"  # an earlier name may return: Pull actors keep their names
+        # a name of an earlier member may return: Pull actors keep their names
+        name = f"m{self.chance.randrange(MEMBERS_MAX)}"
         if name not in self.members:
             self._start_member(name, frozenset({"orders"} if self.chance.random() < 0.2 else TOPICS))
 
@@ -260,13 +266,13 @@ class World:
         self._stand_still(self._any_rebalance())
 
     def _cut_off(self) -> None:
-        """Cut one Rebalance actor off the register for a while. Members still reach the actor."""
+        """Disconnect one Rebalance actor from the register for a while. Members can still call the actor."""
         rebalance = self._any_rebalance()
         rebalance.cut_off_until_s = self.now_s + self.chance.uniform(2.0, 4 * TAKE_OVER_AFTER_S)
         self.note("is cut off", rebalance.name, f"until {rebalance.cut_off_until_s:.2f}")
 
     def _any_rebalance(self) -> Rebalance:
-        """Return a Rebalance actor, usually the holder of the group."""
+        """Return a random Rebalance actor, usually the actor that holds the group."""
         holders = [rebalance for rebalance in self.rebalances.values() if rebalance.lease.held]
         return self.chance.choice(holders * 4 + list(self.rebalances.values()))
 
@@ -302,7 +308,7 @@ class World:
                 self.at(rebalance, self._delay_s(), rebalance.offsets_reset)
 
     def _set_clock(self) -> None:
-        """Set a wall clock, or let the monotonic clock of a process leap ahead."""
+        """Set a wall clock, or make the monotonic clock of a process leap ahead."""
         process = self.chance.choice([*self.members.values(), *self.rebalances.values()])
         if isinstance(process, Rebalance):
             process.wall_error_s += self.chance.uniform(0.0, 3600.0)

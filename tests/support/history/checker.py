@@ -1,4 +1,4 @@
-"""The judge of a chaos test: compares a history of sends with the content of the queues afterwards."""
+"""The verdict of a chaos test: compare a history of sends with the content of the queues afterwards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tests.support.history.history import Operation, Outcome, Sent
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Counts of messages. The first three describe the run; all others must be 0.
+    """Counts of messages in a chaos test. The first three counts describe the run; all others must be 0.
 
-    `recovered`: of unknown outcome, and stored. `lost`: acknowledged, and not stored. `duplicated`: stored again.
-    `unexpected`: stored although never sent, or although the send had failed. `misplaced`: acknowledged with a wrong
-    queue offset. `reordered`: stored after a later message of the same producer in the same queue.
+    `recovered`: the outcome was unknown, and the message is stored. `lost`: acknowledged, but not stored. `duplicated`:
+    stored more than once. `unexpected`: stored although never sent, or although the send failed. `misplaced`:
+    acknowledged with a wrong queue offset. `reordered`: stored after a later message of the same producer in the same
+    queue.
     """
 
     acknowledged: int
@@ -35,7 +36,8 @@ class Report:
 
 
 def check(history: Iterable[Operation], queues: Mapping[MessageQueue, Sequence[Sent]]) -> Report:
-    """Judge a history. `queues` holds all messages of each queue from offset 0 on."""
+    """Compare a history of sends with the stored messages. `queues` holds all messages of each queue from
+    offset 0 on."""
     by_outcome: dict[Outcome, dict[Sent, Operation]] = defaultdict(dict)
     for operation in history:
         by_outcome[operation.outcome][operation.sent] = operation

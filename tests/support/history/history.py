@@ -1,4 +1,4 @@
-"""The history of a workload from the clients' view: one operation per message, with its outcome.
+"""The history of a workload as the clients see it: one operation per message, with the outcome of the send.
 
 An outcome is ok (acknowledged), failed (refused, and certainly not stored) or unknown (possibly stored).
 """
@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sent:
-    """A message's identity: its producer, and its sequence number among the producer's messages."""
+    """The identity of a message: the producer, and the message's sequence number among the producer's messages."""
 
     producer: int
     sequence: int
@@ -50,7 +50,7 @@ class Operation:
 
 
 class History:
-    """Operations in the order in which they ended. Thread-safe."""
+    """A list of operations in the order in which the sends ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class History:
 
 
 class HistoryFile:
-    """A history in a file, for a program that is killed: entries written before the kill survive."""
+    """A history in a file, for a program that a test kills: entries written before the kill survive."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -84,11 +84,11 @@ class HistoryFile:
         self._file.close()
 
     def handed_over(self, run: Sequence[Sent]) -> None:
-        """Note messages that are sent from now on, with an unknown outcome."""
+        """Write an entry with an unknown outcome for each message, before the messages are sent."""
         self._write([[*astuple(sent), Outcome.UNKNOWN.value, ""] for sent in run])
 
     def ended(self, operations: Sequence[Operation]) -> None:
-        """Note the outcomes of messages."""
+        """Write the outcomes of messages."""
         lines = []
         for operation in operations:
             queue = [] if operation.queue is None else [*astuple(operation.queue), operation.queue_offset]
@@ -105,7 +105,7 @@ def acknowledged_in(path: Path) -> int:
 
 
 def read_history_file(path: Path) -> dict[Sent, Operation]:
-    """Return the last operation of each message in a history file. A torn last line does not count."""
+    """Return the last operation of each message in a history file. A torn last line is ignored."""
     operations: dict[Sent, Operation] = {}
     for line in path.read_bytes().split(b"\n")[:-1]:
         producer, sequence, outcome, error, *place = json.loads(line)

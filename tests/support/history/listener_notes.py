@@ -1,4 +1,4 @@
-"""A listener's notes in a file, which survive the listener's process, line by line."""
+"""A file to which a listener writes one line per message. The file survives the listener's process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from raymq.common.message import MessageExt
 
 
 class ListenerNotes:
-    """A listener that notes each message's body. Other processes get it by its path."""
+    """A listener that appends each message's body to a file. A listener in another process opens the file by
+    its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -19,7 +20,7 @@ class ListenerNotes:
         self.write(message.body.decode())
 
     def write(self, line: str) -> None:
-        """Append a whole line."""
+        """Append a line to the file with one write call."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, f"{line}\n".encode())
@@ -33,8 +34,9 @@ class ListenerNotes:
         return sorted(int(line) for line in self.lines())
 
     def distinct_numbers(self) -> list[int]:
-        """Return the numbers without repeats.
+        """Return the numbers in the file without repeats, in ascending order.
 
-        A queue that moves to another instance repeats its last messages. On a loaded machine any queue may move.
+        A queue that moves to another consumer instance repeats its last messages. On a loaded machine any queue may
+        move.
         """
         return sorted(set(self.numbers()))

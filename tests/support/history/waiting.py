@@ -1,4 +1,4 @@
-"""Wait for a condition by checking it repeatedly until a deadline, never by sleeping for a guessed time."""
+"""Wait for a condition: check it repeatedly until a deadline, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
-    """Return the first true value of `condition()`. Raises AssertionError that names `what` if the timeout passes."""
+    """Return the first true value of `condition()`. Raises AssertionError with the text `what` if the timeout
+    passes."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:

@@ -1,4 +1,5 @@
-"""The consumer of a chaos test: it reads a topic all the time, and notes every message with its position."""
+"""The consumer of a chaos test: it reads a topic all the time, and records every message with its queue and
+offset."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Watcher:
-    """A pull consumer in a thread of its own. With `patient`, an error that may be retried is no failure."""
+    """A pull consumer that polls in a thread of its own. With `patient`, the thread continues after an error that may
+    be retried."""
 
     def __init__(self, mq: raymq.Client, topic: str, group: str, *, patient: bool = False) -> None:
         self._mq, self._topic, self._group, self._patient = mq, topic, group, patient
@@ -23,7 +25,7 @@ class Watcher:
         self._failures: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self.seen: Counter[tuple[MessageQueue, int, bytes]] = Counter()
-        """The number of deliveries of each message, by its queue, queue offset and body."""
+        """Number of deliveries of each message, by the message's queue, queue offset and body."""
 
     def __enter__(self) -> Watcher:
         self._thread.start()
@@ -36,11 +38,12 @@ class Watcher:
 
     @property
     def failed(self) -> bool:
-        """Return whether an error has stopped the reader. `check` raises that error."""
+        """Return whether an error has stopped the consumer's thread. `check` raises AssertionError in that
+        case."""
         return bool(self._failures)
 
     def check(self) -> None:
-        """Fail if an error has stopped the reader."""
+        """Raise AssertionError if an error has stopped the consumer's thread."""
         assert self._failures == []
 
     def _run(self) -> None:
@@ -50,7 +53,7 @@ class Watcher:
                 consumer.subscribe(self._topic)
                 while not self._stopping.is_set():
                     self._read(consumer)
-        except BaseException as error:  # raised by check
+        except BaseException as error:  # `check` raises the error
             self._failures.append(error)
 
     def _read(self, consumer: raymq.PullConsumer) -> None:

@@ -1,4 +1,5 @@
-"""The load of a chaos test: producers that send as fast as they may, and a reader of everything afterwards."""
+"""The load of a chaos test: producers that send as fast as they can, or with a set pause, and a reader that reads every
+message afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ SHARDS = 8
 
 
 class Senders:
-    """`producers` threads, each with its own producer, send `count` messages each, or fewer after `stop`.
+    """Threads that send messages: `producers` threads, each with its own producer, send `count` messages each, or fewer
+    after `stop`.
 
     `pause_s`: pause between two messages of a thread. Start the threads, then join them.
     """
@@ -37,11 +39,12 @@ class Senders:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Let the threads send no further messages. `join` waits for the sends in flight."""
+        """Make the threads send no further messages. `join` waits for the sends in flight."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for all threads. Raises a thread's error unless the error is the outcome of a send."""
+        """Wait for all threads, each for at most `timeout_s` seconds. Raises the error of a thread that failed for
+        another reason than a send."""
         for thread in self._threads:
             thread.join(timeout_s)
             assert not thread.is_alive(), "a producer hangs"
@@ -62,25 +65,26 @@ class Senders:
                         break
                 while waiting:
                     self._history.add(outcome_of(*waiting.popleft()))
-        except BaseException as error:  # raised by join
+        except BaseException as error:  # `join` raises the error
             self._failures.append(error)
 
 
 def outcome_of(sent: Sent, future: Future[raymq.SendResult]) -> Operation:
-    """Wait for a send to end. Returns its operation."""
+    """Wait until a send has ended. Returns the send's operation for the history."""
     try:
         result = future.result(120)
     except raymq.SendUnknownError as error:
         return Operation(sent, Outcome.UNKNOWN, error=str(error))
     except raymq.RaymqError as error:
         return Operation(sent, Outcome.FAILED, error=str(error))
-    if result.status is not raymq.SendStatus.SEND_OK:  # too few copies, or not flushed in time
+    # too few replicas have a copy, or the message was not flushed in time
+    if result.status is not raymq.SendStatus.SEND_OK:
         return Operation(sent, Outcome.UNKNOWN, error=result.status.value)
     return Operation(sent, Outcome.OK, result.queue, result.queue_offset)
 
 
 def read_back(mq: raymq.Client, topic: str) -> dict[MessageQueue, list[Sent]]:
-    """Return every message of the topic, per queue from offset 0 on."""
+    """Return every message of the topic, by queue. Each queue is read from offset 0 on."""
     queues: dict[MessageQueue, list[Sent]] = {}
     for entry in mq.admin.describe_topic(topic):
         assert entry.min_offset == 0

@@ -1,4 +1,4 @@
-"""The figures that clients count in a test."""
+"""The client metrics that a test counts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from raymq.telemetry.metrics.client_figures import ClientFigures
 
 
 class Counted(ClientFigures):
-    """Figures of one test, which replace CLIENT_FIGURES in a module."""
+    """Client metrics of one test. A test puts an instance in the place of CLIENT_FIGURES in a module."""
 
     def values(self, name: str) -> dict[tuple[str, ...], int]:
-        """Return the number of values of a histogram, by its labels."""
+        """Return the number of values that a histogram received, by its labels."""
         return {key[1:]: sum(one.figures().counts) for key, one in self._histograms.items() if key[0] == name}
 
     def out_bytes(self) -> dict[tuple[str, str], int]:
-        """Return the bytes that groups received, by topic and group."""
+        """Return the number of bytes that groups received, by topic and group."""
         return dict(self._out_bytes)

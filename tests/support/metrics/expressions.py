@@ -1,4 +1,4 @@
-"""Parsed PromQL expressions: the series and the labels that they name."""
+"""Parse PromQL expressions, to check the series and labels that they use."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from raymq.telemetry.metrics.instruments import INSTRUMENTS
 from raymq.tools.observability.series import exposed_names
 
 RAYS_LABELS = {"SessionName", "ray_io_cluster", "Component", "NodeAddress", "WorkerId", "JobId", "Version"}
-"""Labels that Ray puts on every series, and KubeRay's labels, which a PodMonitor adds."""
+"""Labels that raymq's own metrics do not set: Ray's labels on every series, and KubeRay's labels, which a PodMonitor
+adds."""
 RAYS_SERIES = {"ray_component_cpu_percentage", "ray_component_rss_bytes"}
-"""Ray's own series of processes that the Grafana dashboard shows."""
+"""Ray's own series about processes that the Grafana dashboard shows."""
 
 
 def plain(expression: str) -> str:
-    """Return a dashboard expression as Grafana sends it, with every value of every variable selected."""
+    """Return a dashboard expression as Grafana sends it to Prometheus if every value of every dashboard variable is
+    selected."""
     for variable in ("SessionName", "Cluster", "broker", "topic", "consumer_group"):
         expression = expression.replace(f'"${variable}"', '".*"')
     return expression.replace("$__rate_interval", "1m")
 
 
 def series_labels() -> dict[str, set[str]]:
-    """Return every series of raymq in Prometheus, with its labels."""
+    """Return the labels of every series that raymq reports to Prometheus, by the series' name."""
     return {
         name: set(instrument.labels) | ({"le"} if name.endswith("_bucket") else set())
         for instrument in INSTRUMENTS.values()
@@ -32,7 +34,8 @@ def series_labels() -> dict[str, set[str]]:
 
 
 def faults_of(expression: str) -> Iterator[str]:
-    """Yield the series of an expression that raymq does not report, and the labels that its series do not have."""
+    """Yield the errors of a PromQL expression: series that raymq does not report, and labels that its series do not
+    have."""
     known = series_labels()
     for node in _nodes(promql_parser.parse(expression)):
         if isinstance(node, promql_parser.VectorSelector):

@@ -1,4 +1,4 @@
-"""A stand-in for ray.util.metrics that checks calls as Ray does, and keeps the values."""
+"""A stand-in for ray.util.metrics that checks calls as Ray does, and stores the reported values."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from types import ModuleType
 
 
 class FakeMetrics:
-    """The values that Ray received: the sums of counters and the last values of gauges, by name and tags."""
+    """The metric values that raymq reported: the sums of counters and the last values of gauges, by name and
+    tags."""
 
     def __init__(self):
         self.values: dict[tuple[str, frozenset], float] = {}
         self.failing = False
 
     def value(self, name, **tags):
-        """Return the value of the only series of a name that has these tags."""
+        """Return the value of the only series with this name and these tags."""
         [value] = self.series(name, **tags)
         return value
 
     def series(self, name, **tags):
-        """Return the values of all series of a name that have these tags."""
+        """Return the values of all series with this name and these tags."""
         return [value for (one, has), value in self.values.items() if one == name and tags.items() <= set(has)]
 
     def module(self):
-        """Return the module that replaces ray.util.metrics."""
+        """Return a replacement for the module ray.util.metrics."""
         fake = self
 
         class Metric:

@@ -1,4 +1,5 @@
-"""Debian's Prometheus for tests: its two programs, a server for a test, and an exporter that stands in for Ray's."""
+"""Debian's Prometheus for tests: its two programs, a server for one test, and an exporter that stands in for the
+exporter of Ray."""
 
 from __future__ import annotations
 
@@ -48,17 +49,17 @@ def check_with_promtool(*arguments: str) -> str:
 
 
 class Prometheus:
-    """A running Prometheus server: its address, and queries to it."""
+    """A running Prometheus server: its address, and methods that query the server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the present samples of an expression. Fails the test if Prometheus refuses the expression."""
+        """Return the current samples of an expression. Fails the test if Prometheus rejects the expression."""
         return list(self.ask("query", query=expression)["result"])
 
     def ask(self, path: str, **arguments: str) -> Any:
-        """Return the data of a response of /api/v1/."""
+        """Return the `data` field of the response to a request below /api/v1/."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
             with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
@@ -71,8 +72,8 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus server with this configuration for the block, on a free port of loopback. `directory`: an empty
-    directory for it."""
+    """Run a Prometheus server with this configuration inside the block, on a free port of loopback. `directory`: an
+    empty directory for the server's files."""
     path = directory / "prometheus.yml"
     path.write_text(config)
     log = directory / "log"
@@ -100,7 +101,7 @@ def running_prometheus(config: str, directory: Path) -> Iterator[Prometheus]:
 
 
 def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the address that the server has bound, from the sockets of its process."""
+    """Return the address on which the server listens, found among the sockets of its process."""
     deadline_s = time.monotonic() + PROMETHEUS_START_S
     while time.monotonic() < deadline_s:
         text = log.read_text(errors="replace")
@@ -117,7 +118,8 @@ def _listening_at(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @contextmanager
 def exporter(page: Callable[[], str]) -> Iterator[str]:
-    """Serve the result of `page` as the metrics port of a Ray node does. Yields the address, host:port."""
+    """Serve the result of `page` over HTTP, as the metrics port of a Ray node does. Yields the address,
+    host:port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

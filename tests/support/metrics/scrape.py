@@ -1,4 +1,4 @@
-"""The metrics of all nodes' agents, as Prometheus would read and parse them."""
+"""The metrics of all Ray nodes' agents, read and parsed as Prometheus does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 PAUSE_S = 1.0
-"""The pause between two scrapes, in seconds: the agents' figures change every 10 s."""
+"""Pause between two scrapes, in seconds. The agents update their metrics every 10 s."""
 
 
 class Sample(NamedTuple):
-    """One series of one node's agent, without Ray's prefix."""
+    """A sample of one series of one node's agent. The name lacks Ray's prefix."""
 
     name: str
     labels: dict[str, str]
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Scrape:
-    """The figures of all nodes at one moment."""
+    """The samples of all nodes at one moment."""
 
     def __init__(self, texts: list[str]) -> None:
         self.samples = [
@@ -36,15 +36,15 @@ class Scrape:
 
     @classmethod
     def now(cls) -> Scrape:
-        """Read the figures of all live nodes from their metrics ports."""
+        """Read the samples of all live nodes from the nodes' metrics ports."""
         return cls([_read(node) for node in ray.nodes() if node["Alive"]])
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """Return the values of all series of a name that have these labels."""
+        """Return the values of all series with this name and these labels."""
         return [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
 
     def sum(self, name: str, **labels: str) -> float:
-        """Return the sum of all series of a name that have these labels."""
+        """Return the sum of all series with this name and these labels."""
         return sum(self.values(name, **labels))
 
 
@@ -55,7 +55,7 @@ def _read(node: dict) -> str:
 
 
 def scraped(condition: Callable[[Scrape], bool], what: str, timeout_s: float = 60.0) -> Scrape:
-    """Return the first scrape for which `condition` is true. Raises AssertionError with all series if the timeout
+    """Scrape until `condition` is true, and return that scrape. Raises AssertionError with all series if the timeout
     passes."""
     deadline_s = time.monotonic() + timeout_s
     while not condition(scrape := Scrape.now()):

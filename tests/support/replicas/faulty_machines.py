@@ -1,4 +1,5 @@
-"""A machine whose disks and clocks tests break. Its servers' import path begins with tests/support/faulty_machine."""
+"""A simulated machine whose disks and clocks tests can break. The import path of its servers begins with
+tests/support/faulty_machine."""
 
 from __future__ import annotations
 
@@ -17,25 +18,27 @@ from tests.support.clusters.cluster import Sandbox, sandbox
 
 FAULTY_MACHINE = Path(__file__).parents[1] / "faulty_machine"
 DISK_FAULTS = ("flush", "write", "read", "bus")
-"""The faults of a disk: EIO of fdatasync, of pwrite and of reads, and SIGBUS of a map with EIO of reads."""
+"""Names of the disk faults: "flush" makes fdatasync fail with EIO, "write" makes pwrite fail, "read" makes reads fail.
+"bus" ends the process by SIGBUS at a memory map and makes reads fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultyMachine:
-    """A sandbox whose servers have faults. `faults`: the directory of the markers for clock faults."""
+    """A sandbox in whose servers tests can inject faults. `faults`: the directory of the marker files for clock
+    faults."""
 
     box: Sandbox
     faults: Path
 
     def marker(self, broker: str, replica: int, fault: str) -> Path:
-        """Return the path of the file that breaks a replica's disk while the file exists."""
+        """Return the path of a marker file. While this file exists, the replica's disk has the fault."""
         return self.box.data / f"{broker}-{replica}" / fault
 
 
 @contextmanager
 def faulty_machine(settings: str, faults: Path) -> Iterator[FaultyMachine]:
-    """Yield a new sandbox with these settings, whose servers look for faults in its stores and in the directory
-    `faults`."""
+    """Yield a new sandbox with these settings. The sandbox's servers look for marker files of faults in their stores
+    and in the directory `faults`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(FAULTY_MACHINE), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("RAYMQ_TEST_FAULTS", str(faults))
@@ -45,7 +48,7 @@ def faulty_machine(settings: str, faults: Path) -> Iterator[FaultyMachine]:
 
 
 def why_out(broker: str, replica: int, *, patient: bool = False) -> str:
-    """Return why a replica does not work, by its own account; empty if it works.
+    """Return the reason that a replica reports for not working; empty if the replica works.
 
     With `patient`, the result is also empty if the replica does not answer.
     """

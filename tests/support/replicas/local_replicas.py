@@ -1,4 +1,5 @@
-"""A broker group of real replicas in one process: real stores, real decisions, and direct calls between them."""
+"""A broker group of real replicas in one process: real stores, the real decisions of replication, and direct calls
+between the replicas."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ from tests.support.stores.stores import make_batch, small_settings
 
 GROUP = "broker-a"
 PATIENT = ReplicaRules(lease_s=60.0, slave_timeout_s=60.0)
-"""Timeouts for a busy machine: copies are never too late."""
+"""Timeouts for a busy machine, on which no copy counts as late."""
 
 
 class LocalCalls:
-    """Calls the methods of a storage actor that mend logs."""
+    """Direct calls of the storage actor's methods that repair damaged logs."""
 
     def __init__(self, group: LocalReplicas, name: int) -> None:
         self._replica, self.name = group.replicas[name], f"{GROUP}-{name}"
@@ -56,10 +57,11 @@ class LocalCalls:
 
 
 class LocalReplicas:
-    """Replicas below `root`, with a Controller that runs by `control` and Replicators that run by `copy`.
+    """Replicas of a broker group in this process, with stores below `root`.
 
-    `start` runs both in a thread, as their actors do. With `log_disks` each replica's log is on that number of disks.
-    Chunks go over lanes, which use TCP if `host` is given. A chunk has about `chunk_bytes`.
+    A call of `control` runs the Controller, and a call of `copy` runs a Replicator. `start` copies continuously in
+    threads. `log_disks`: number of disks of each replica's log. Chunks of the log travel over lanes (direct socket
+    connections), which use TCP if `host` is given. A chunk has about `chunk_bytes`.
     """
 
     def __init__(
@@ -117,7 +119,8 @@ class LocalReplicas:
         )
 
     def restart_lanes(self, name: int) -> LaneAddress:
-        """Break all lanes of a replica, serve new lanes at another address, and return the former address."""
+        """Break all lanes (socket connections) of a replica and serve new lanes at another address. Returns the former
+        address."""
         former = self.planes[name].address
         self.planes.pop(name).close()
         self._open_plane(name)
@@ -132,9 +135,10 @@ class LocalReplicas:
         self.replicas.pop(name).close()
 
     def control(self, rounds: int = 4) -> None:
-        """Ping all replicas and carry out the Controller's decisions, `rounds` times."""
+        """Run the Controller: ping all replicas and carry out its decisions, in `rounds` rounds."""
         orders: dict[int, Any] = {}
-        for _ in range(rounds + 1):  # the first account after a master is due may be older than the due time
+        # the first status after a master is due may be older than the due time, so run one more round
+        for _ in range(rounds + 1):
             for name, replica in list(self.replicas.items()):
                 record = self.control_state.record
                 newest = None if record is None else record.sync_state_set
@@ -150,7 +154,7 @@ class LocalReplicas:
             orders.clear()
 
     def copy(self, name: int, chunk_bytes: int | None = None) -> None:
-        """Copy as the Replicator of `name` does, until nothing is left to copy."""
+        """Copy the master's log to the replica `name`, as its Replicator does, until nothing is left to copy."""
         with self._copying[name]:
             self._copy(name, chunk_bytes or self._chunk_bytes)
 
@@ -167,16 +171,16 @@ class LocalReplicas:
         self._copy_over_lanes(name, following, position, chunk_bytes)
 
     def mend(self, name: int) -> int:
-        """Mend the logs of `name` and of its master by each other, as its Replicator does. Returns the number of
-        bytes."""
+        """Repair the damaged records of replica `name` and of its master with each other's records, as a Replicator
+        does. Returns the number of repaired bytes."""
         following = self.replicas[name].following(0.0)
         if following is None or following.master not in self.replicas:
             return 0
         return mend_both(LocalCalls(self, following.master), LocalCalls(self, name), following, name)
 
     def _copy_over_lanes(self, name: int, following: Following, position: int, chunk_bytes: int) -> None:
-        """Copy with the Replicator's own carrier. The second empty chunk shows that the master has seen all earlier
-        acks."""
+        """Copy over lanes with the Replicator's own LogCarrier. The second empty chunk shows that the master has
+        received all earlier acknowledgements."""
         empty, done = 0, threading.Event()
 
         def note_copied(copied_bytes: int) -> None:
@@ -199,7 +203,7 @@ class LocalReplicas:
             ).run()
 
     def settle(self) -> None:
-        """Copy until every running replica has everything and is in the sync state set."""
+        """Copy until every running replica has the whole log and is in the sync state set."""
         for _ in range(3):
             self.control(2)
             for name in sorted(self.replicas):
@@ -207,7 +211,7 @@ class LocalReplicas:
         self.control(2)
 
     def start(self) -> None:
-        """Copy in threads, so that appends can wait for the copies."""
+        """Start a copying thread per replica, so that appends can wait for the copies."""
         for name in self.names:
             self._threads.append(threading.Thread(target=self._run, args=(name,), daemon=True))
             self._threads[-1].start()
@@ -217,7 +221,7 @@ class LocalReplicas:
             try:
                 self.copy(name)
             except (RaymqError, KeyError, *LANE_NOT_OPENED):
-                pass  # a role has changed, or a replica is closed: as the actor does, ask again
+                pass  # a role has changed, or a replica is closed: try again, as the Replicator actor does
             self._stopping.wait(0.002)
 
     @property
@@ -237,9 +241,10 @@ class LocalReplicas:
 
 @contextmanager
 def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[Callable[..., LocalReplicas]]:
-    """Yield a maker of groups in which all replicas have `bodies`, acknowledged. The groups end with the block.
+    """Yield a function that makes broker groups. All replicas of a new group hold `bodies` as acknowledged messages. At
+    the end of the block the groups are closed.
 
-    The maker takes the arguments of LocalReplicas after `root`; `defaults` are its default options.
+    The function takes the arguments of LocalReplicas after `root`. `defaults`: default options of the function.
     """
     groups: list[LocalReplicas] = []
 
@@ -256,14 +261,15 @@ def filled_groups(root: Path, bodies: list[bytes], **defaults: Any) -> Iterator[
 
 
 def append(group: LocalReplicas, bodies: list[bytes]) -> None:
-    """Append each body as a record, acknowledged by all replicas, and have every account given once more."""
+    """Append each body as a record that all replicas acknowledge. Afterwards every replica has reported its status once
+    more."""
     for body in bodies:
         settle_append(group, make_batch([body]))
     group.settle()
 
 
 def settle_append(group: LocalReplicas, batch: EncodedBatch) -> None:
-    """Append a batch, acknowledged by all running replicas."""
+    """Append a batch, and check that all running replicas acknowledge the batch."""
     started = group.master.start_append([batch])
     [result] = eventually(lambda: _settled(group, started), "copies")
     assert result.status is SendStatus.SEND_OK

@@ -1,4 +1,4 @@
-"""A broker group whose replicas are on nodes of their own (tests.support.clusters.nodes)."""
+"""A broker group whose replicas run on separate nodes (tests.support.clusters.nodes)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from tests.support.replicas.ray_replicas import HEAL_TIMEOUT_S, RayReplicas, log
 
 
 class PlacedGroup(RayReplicas):
-    """A broker group, and the nodes of its replicas."""
+    """A broker group together with the nodes on which its replicas run."""
 
     def __init__(self, broker_name: str, replicas: int, machines: Nodes) -> None:
         super().__init__(broker_name, replicas)
         self._machines = machines
 
     def homes(self) -> dict[int, str]:
-        """Return the name of each replica's node; empty for a replica without a node. Waits until the Controller
+        """Return the name of each replica's node; an empty name if the replica has no node. Waits until the Controller
         answers."""
         replicas = eventually(lambda: self.account()["replicas"], "an account of the replicas", HEAL_TIMEOUT_S)
         return {one["replica"]: self._machines.name_of(one["node_id"]) for one in replicas}
 
     def wait_for_homes(self, names: set[str]) -> None:
-        """Wait until the replicas are on these nodes, and in sync."""
+        """Wait until the replicas run on exactly these nodes and are in sync."""
         eventually(lambda: set(self.homes().values()) == names, f"replicas on {names}", HEAL_TIMEOUT_S)
         self.settled()
 
     def lead_from(self, name: str) -> None:
-        """Make the replica on a node the master."""
+        """Make the replica that runs on the node `name` the master."""
         [replica] = [replica for replica, home in self.homes().items() if home == name]
         self.lead(replica)
         self.settled()

@@ -19,14 +19,15 @@ HEAL_TIMEOUT_S = 90.0
 
 
 class RayReplicas:
-    """The broker group as the Controller sees it. Every question is asked anew."""
+    """A replicated broker group as the Controller reports it. Every method queries the Controller again."""
 
     def __init__(self, broker_name: str, replicas: int) -> None:
         self._broker_name = broker_name
         self._replicas = replicas
 
     def account(self) -> dict[str, Any]:
-        """Return the Controller's account of the group; the Controller's error if it does not answer."""
+        """Return the Controller's status of the group. If the Controller does not answer, the status has no master, and
+        its reason is the error."""
         try:
             report = ActorRef(CONTROLLER).call("status", timeout_s=CALL_TIMEOUT_S)
         except RaymqError as error:
@@ -35,7 +36,8 @@ class RayReplicas:
         return dict(group)
 
     def settled(self) -> dict[str, Any]:
-        """Wait until a master leads and every replica is in sync with it. Returns the account at that time."""
+        """Wait until a master leads and every replica is in sync with the master. Returns the Controller's status of
+        the group at that time."""
         account: dict[str, Any] = {}
 
         def whole() -> bool:
@@ -51,7 +53,8 @@ class RayReplicas:
         return account
 
     def led(self) -> dict[str, Any]:
-        """Wait until a master leads, whether or not replicas are in sync with it. Returns the account at that time."""
+        """Wait until a master leads, even if replicas are not in sync. Returns the Controller's status of the group at
+        that time."""
 
         def account() -> dict[str, Any] | None:
             now = self.account()
@@ -60,8 +63,8 @@ class RayReplicas:
         return eventually(account, "a master", HEAL_TIMEOUT_S) or {}
 
     def equal_end(self) -> int:
-        """Wait until all replicas' logs end at the same offset, and everything before it is visible. Returns the
-        offset."""
+        """Wait until all replicas' logs end at the same offset, and consumers can read everything before this offset.
+        Returns the offset."""
 
         def end() -> int:
             replicas = self.settled()["replicas"]
@@ -71,7 +74,8 @@ class RayReplicas:
         return eventually(lambda: max(end(), 0), "one end of all logs", HEAL_TIMEOUT_S)
 
     def wait_for_no_holes(self) -> None:
-        """Wait until no replica's log has damaged bytes that recovery found: replicas mend each other's logs."""
+        """Wait until the replicas have repaired each other's logs, so that no log has damaged bytes that recovery
+        found."""
         actors = [ActorRef(str(StorageName(self._broker_name, replica))) for replica in range(self._replicas)]
 
         found: list[object] = []
@@ -102,17 +106,18 @@ class RayReplicas:
         return eventually(asked, f"a process of replica {replica}")
 
     def kill(self, replica: int) -> None:
-        """SIGKILL a replica's storage process. Ray starts another."""
+        """SIGKILL a replica's storage process. Ray starts another process."""
         os.kill(self.pid(replica), signal.SIGKILL)
 
     def fail_over(self) -> None:
-        """Kill the master when all replicas are in sync, and wait until a master leads another epoch."""
+        """Wait until all replicas are in sync, kill the master, and wait until a master leads in a later epoch."""
         before = self.settled()
         self.kill(before["master"])
         self.led_after(before["epoch"])
 
     def lead(self, replica: int) -> None:
-        """Make a replica the master, and wait until it leads. Asks again, as the Controller forgets an old request."""
+        """Make a replica the master, and wait until it leads. Repeats the request, because the Controller drops an old
+        request."""
 
         def leads() -> bool:
             account = self.account()
@@ -127,7 +132,7 @@ class RayReplicas:
         eventually(leads, f"replica {replica} leads", HEAL_TIMEOUT_S)
 
     def led_after(self, epoch: int) -> None:
-        """Wait until a master leads a later epoch."""
+        """Wait until a master leads in an epoch after `epoch`."""
 
         def led_anew() -> bool:
             now = self.account()
@@ -137,7 +142,7 @@ class RayReplicas:
 
 
 def log_checksum(store: Path, end_offset: int) -> int:
-    """Return the CRC-32 of a store's log up to an offset, from its files."""
+    """Return the CRC-32 of a store's log up to `end_offset`, computed from the log files."""
     crc, left = 0, end_offset
     for path in _log_files(store):
         data = path.read_bytes()[:left]

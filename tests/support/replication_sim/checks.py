@@ -1,7 +1,7 @@
 """The checks of the replication simulation: compare the clients' view with the logs of the replicas.
 
-Add a rule that every simulated broker group must keep to this module. Examples: nothing acknowledged is lost, nothing
-that a consumer read changes, no message is stored twice, and at most one replica acknowledges in an epoch.
+Add to this module each rule that every simulated broker group must keep. Examples: nothing acknowledged is lost,
+nothing that a consumer read changes, no message is stored twice, and at most one replica acknowledges in an epoch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checks:
-    """The clients' view of a simulation, and the broken rules.
+    """The clients' view of a simulation, and a list of the broken rules.
 
-    `acknowledged`: the epoch of each acknowledged message. `masters`: the acknowledging replica of each epoch. `seen`:
+    `acknowledged`: the epoch of each acknowledged message. `masters`: by epoch, the replica that acknowledges. `seen`:
     the messages that a consumer read, by offset. `faults`: a sentence for each broken rule.
     """
 
@@ -31,27 +31,30 @@ class Checks:
     faults: list[str] = field(default_factory=list)
 
     def acknowledge(self, epoch: int, replica: int, message: int) -> None:
-        """Note that a replica acknowledges a message. No other replica may acknowledge in the same epoch."""
+        """Record that a replica acknowledges a message. It is a fault if another replica acknowledged in the same
+        epoch."""
         if self.masters.setdefault(epoch, replica) != replica:
             self.faults.append(f"replicas {self.masters[epoch]} and {replica} both acknowledge in epoch {epoch}")
         self.acknowledged[message] = epoch
 
     def see(self, start: int, messages: list[int]) -> None:
-        """Note that a consumer reads messages from an offset on. Messages read there before must be equal."""
+        """Record the messages that a consumer reads from an offset on. It is a fault if an earlier read at these
+        offsets returned other messages."""
         known = self.seen[start : start + len(messages)]
         if known != messages[: len(known)]:
             self.faults.append(f"a consumer saw {known[:5]} at {start}, now there is {messages[:5]}")
         self.seen += messages[len(known) :] if start + len(known) == len(self.seen) else []
 
     def refuse(self, replica: int, epoch: int) -> None:
-        """Note that a replica refuses to truncate, because its master lacks acknowledged messages: the election was
-        wrong."""
+        """Record that a replica refuses to truncate its log because its master lacks acknowledged messages. This is a
+        fault of the election."""
         self.faults.append(f"replica {replica} refuses to follow the master of epoch {epoch}")
 
     def give_hole(self, world: World, master: Node, offset: int, may_have: Collection[int]) -> None:
-        """Check a hole that a master sends as a hole: no member of its set may have the intact record.
+        """Check a hole (damaged record) that a master sends to a slave as a hole: no replica in `may_have` may have the
+        intact record.
 
-        In the first moments of the master's epoch, no replica at all may have the intact record.
+        Before the master has led for HOLE_WAIT_S, no replica at all may have the intact record.
         """
         has_waited = world.now - master.holes.led_since_s >= HOLE_WAIT_S
         record = (offset, *master.disk.log[offset])
@@ -73,7 +76,8 @@ class Checks:
             self.faults.append(f"replicas have different holes: {sorted(map(sorted, holes))}")
 
     def check_end(self, world: World) -> None:
-        """Check after healing that each acknowledged message is stored exactly once, and that the replicas agree."""
+        """Check, after all faults have ended, that each acknowledged message is stored exactly once and that the
+        replicas' logs are equal up to the visible end."""
         masters = [node for node in world.nodes.values() if node.leads()]
         if not masters and (_every_copy_is_lost(world) or _no_member_is_whole(world)):
             world.say("rightly refused")
@@ -98,7 +102,7 @@ class Checks:
 
 
 def _no_member_is_whole(world: World) -> bool:
-    """Return whether the directory of a member is lost and all other members have damage, so that no replica may
+    """Return whether the directory of a member is lost and all other members have damage. Then no replica may
     lead."""
     record = world.controller.control.record
     stores = record.sync_state_set.stores if record is not None else {}
@@ -107,7 +111,7 @@ def _no_member_is_whole(world: World) -> bool:
 
 
 def _every_copy_is_lost(world: World) -> bool:
-    """Return whether the disks of all members that may lead were replaced, so that no replica leads.
+    """Return whether the disks of all members that may lead were replaced. Then no replica leads.
 
     With fixed roles only the fixed master may lead.
     """

@@ -1,6 +1,6 @@
-"""The clients of a simulated broker group: one producer and one consumer, which are not aware of the replicas' roles.
+"""The clients of a simulated broker group: one producer and one consumer, which do not know the replicas' roles.
 
-Add to this module what a client sends, and what a client assumes after an answer.
+Add to this module what a client sends, and what a client concludes from an answer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CLIENT = -2
 
 
 class Client:
-    """A producer that resends each message until it is acknowledged, and a consumer that reads the visible messages of
-    masters."""
+    """A producer and a consumer. The producer resends each message until the message is acknowledged. The consumer
+    reads the visible messages of masters."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,6 +1,6 @@
-"""The simulated Controller: the real decisions of an election, over a network that loses and delays its orders.
+"""The simulated Controller: the real election decisions, over a network that loses and delays the Controller's orders.
 
-Add to this module how the Controller asks replicas for their state, carries out its decisions, and restarts after a
+Add to this module how the Controller queries replicas for their state, carries out its decisions, and restarts after a
 crash.
 """
 
@@ -24,9 +24,10 @@ PING_S = 0.3
 
 
 class Controller:
-    """The shell around GroupControl: pings the replicas, and carries out GroupControl's actions in order.
+    """The process around GroupControl: pings the replicas, and carries out GroupControl's actions in order.
 
-    `records`: the content of the real Controller's log, which survives the process. `_life` counts the processes.
+    `records`: the content of the real Controller's log, which survives the process. `_life` counts the incarnations of
+    the process.
     """
 
     def __init__(self, world: World) -> None:
@@ -102,7 +103,7 @@ class Controller:
 
 
 class LeadsWithAnyDirectory(GroupControl):
-    """A planted bug: with fixed roles, replica 0 leads with any directory."""
+    """A planted bug: with fixed roles, replica 0 becomes the master even if its directory was replaced."""
 
     def _elect(self, alive: dict[int, ReplicaState], now_s: float) -> list[Any]:
         assert self.record is not None
@@ -110,7 +111,8 @@ class LeadsWithAnyDirectory(GroupControl):
 
 
 class IgnoresFloors(GroupControl):
-    """A planted bug: a log that ends before its confirm floor counts as complete."""
+    """A planted bug: a log counts as complete even if it ends before its confirm floor, the highest confirm offset on
+    its disk."""
 
     def note_account(self, state: ReplicaState, now_s: float, asked_s: float | None = None) -> None:
         super().note_account(replace(state, confirm_floor=0), now_s, asked_s)

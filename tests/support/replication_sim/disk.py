@@ -1,6 +1,6 @@
 """The disk of a simulated replica: its log, the part of the log that survives a power cut, and the small files.
 
-Add to this module changes to what a replica keeps when its process or its machine ends.
+Add to this module changes to the data that a replica keeps when its process or its machine fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Disk:
     `store_id` changes when the disk is replaced. `log` has (epoch, message) per record. `incarnation` counts the
     processes that opened the directory. `floor` is the highest confirm offset on disk. `_offsets` has each message's
     first offset in the log. `damaged`: offsets of records whose bytes are damaged. `named`: the damaged offsets that
-    the file of holes names.
+    are listed in the file of holes (damaged ranges that the log keeps).
     """
 
     store_id: str
@@ -41,7 +41,7 @@ class Disk:
             self.log.append(record)
 
     def truncate(self, end: int) -> None:
-        """Remove the records from `end` on."""
+        """Remove the records from offset `end` on."""
         for _, message in self.log[end:]:
             if self._offsets.get(message, -1) >= end:
                 del self._offsets[message]
@@ -50,17 +50,17 @@ class Disk:
         self.named &= self.damaged
 
     def damage(self, offset: int) -> None:
-        """Change the bytes of a record."""
+        """Damage the bytes of the record at an offset."""
         self.damaged.add(offset)
 
     def mend(self, offset: int) -> None:
-        """Replace the damaged bytes of a record by the right bytes."""
+        """Replace the damaged bytes of a record by the original bytes."""
         self.damaged.discard(offset)
         self.named.discard(offset)
 
     @property
     def last_intact(self) -> int:
-        """Return the offset of the last record that is intact and flushed; -1 if no such record exists."""
+        """Return the offset of the last record that is intact and flushed; -1 if there is none."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
     def intact(self) -> set[tuple[int, int, int]]:

@@ -1,8 +1,9 @@
-"""The damaged records of a simulated replica: how its process finds, mends and forwards them.
+"""The damaged records of a simulated replica: how its process finds, repairs and forwards them.
 
-The disk changes bytes while no process runs. The next process finds the damage. Damage at the log's end looks like a
-torn tail and is cut, unless the file of holes names it. Damage before the end is a hole. A slave and its master mend
-each other before they copy, and again every MEND_S. The real HoleReports decides when a master sends a hole as a hole.
+A disk changes bytes while no process runs, and the next process finds the damage. Damage at the log's end looks like a
+torn tail: the records are cut, unless the file of holes lists them. Damage before the end is kept and called a hole. A
+slave and its master repair each other's holes before they copy, and again every MEND_S. The real HoleReports decides
+when a master sends a hole to its slaves as a hole.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
     from tests.support.replication_sim.node import Node
 
 Record = tuple[int, int]
-"""The epoch and the message of a record."""
+"""A record of a simulated log: its epoch and its message."""
 
 MEND_S = 1.0
 HOLE_WAIT_S = 3.0
-"""Stands for the real master's longer wait, as the simulated faults are shorter, too."""
+"""Seconds that a simulated master waits before it sends a hole as a hole. The real master waits longer, but the
+simulated faults are shorter, too."""
 
 
 class Holes:
     """The damaged records that a process of a replica has found.
 
-    `shared`: offsets that the master lacks, too. `mended`: true if the process was mended in this epoch.
+    `shared`: offsets whose intact record the master lacks, too. `mended`: True if the process has tried to repair its
+    holes in this epoch.
     """
 
     def __init__(self, node: Node) -> None:
@@ -42,7 +45,7 @@ class Holes:
 
     @property
     def unshared(self) -> int:
-        """Return the number of holes that another replica may mend."""
+        """Return the number of holes that another replica may be able to repair."""
         return len(self._node.disk.damaged - self.shared)
 
     def lead(self) -> None:
@@ -54,7 +57,7 @@ class Holes:
         self.mended = False
 
     def intact(self, offset: int) -> Record | None:
-        """Return the record at an offset if it is intact and flushed."""
+        """Return the record at an offset if it is intact and flushed, else None."""
         disk = self._node.disk
         return disk.log[offset] if offset < disk.flushed and offset not in disk.damaged else None
 
@@ -62,8 +65,8 @@ class Holes:
         return [(offset, self.intact(offset)) for offset in offsets]
 
     def mend(self, parts: list[tuple[int, Record | None]], other: int, *, of_master: bool) -> None:
-        """Mend holes with another replica's records, or note that the other replica lacks them. `of_master`: this
-        replica is the master."""
+        """Repair holes with another replica's records, or record that the other replica lacks an intact record.
+        `of_master`: this replica is the master."""
         disk, world = self._node.disk, self._node.world
         for offset, record in parts:
             if offset not in disk.damaged:
@@ -81,8 +84,8 @@ class Holes:
                 self.shared.add(offset)
 
     def may_give(self, offset: int) -> bool:
-        """Return whether a slave may get the hole at an offset as a hole. A check with access to all disks verifies the
-        decision."""
+        """Return whether the master may send the hole at an offset to a slave as a hole. If so, a check that can read
+        all disks verifies the decision."""
         node, world = self._node, self._node.world
         assert node.sync is not None
         may_have = node.sync.sync_state_set.members | node.members()
@@ -94,7 +97,7 @@ class Holes:
         return True
 
     def take(self, offset: int) -> None:
-        """Append a hole of the master: a record with damaged bytes."""
+        """Mark the record at an offset as a hole (a record with damaged bytes) copied from the master."""
         self._node.disk.damage(offset)
         self._node.disk.named.add(offset)
         self.shared.add(offset)

@@ -25,7 +25,7 @@ CHUNK_MAX = 20
 
 
 class Node:
-    """A replica: a disk, and a process while the replica runs."""
+    """A replica: a disk, and, while the replica runs, a process."""
 
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
@@ -34,7 +34,7 @@ class Node:
         self._held: list[Callable[[], None]] = []
         self.start()
 
-    # Faults
+    # the faults
 
     def start(self) -> None:
         if self.alive:
@@ -56,7 +56,7 @@ class Node:
         self._loop(incarnation)
 
     def kill(self, *, power: bool) -> None:
-        """End the process. With `power` a random part of the unflushed records is lost, too."""
+        """End the process. With `power` a random part of the unflushed records is also lost."""
         if power:
             kept = self.world.rng.randint(self.disk.flushed, len(self.disk.log))
             self.disk.truncate(kept)
@@ -72,14 +72,14 @@ class Node:
         self.disk = Disk(f"{self.disk.store_id}'")
 
     def shorten(self, end: int) -> None:
-        """End the process. Its directory stays, but its disk loses the records from `end` on."""
+        """End the process. The directory remains, but its disk loses the records from offset `end` on."""
         self.kill(power=False)
         self.world.say(f"{self.name} loses {len(self.disk.log) - end} records from {end}, floor {self.disk.floor}")
         self.disk.truncate(end)
         self.disk.flushed = end
 
     def rot(self, offset: int) -> None:
-        """End the process. Its disk changes the bytes of a record; the next process finds the damage."""
+        """End the process, and damage the bytes of a record on its disk. The next process finds the damage."""
         self.kill(power=False)
         self.world.say(f"{self.name} has damage at {offset} of {len(self.disk.log)}")
         self.disk.damage(offset)
@@ -106,16 +106,17 @@ class Node:
                 self.deliver(action)
 
     def deliver(self, action: Callable[[], None]) -> None:
-        """Deliver a message: the message waits while the process is paused, and is lost if no process runs."""
+        """Deliver a message to the process. The message waits while the process is paused, and is lost if no process
+        runs."""
         if self.paused:
             self._held.append(action)
         elif self.alive:
             try:
                 action()
             except NotMasterError:
-                pass  # the caller cannot distinguish this from a lost message
+                pass  # for the sender an error is the same as a lost message
 
-    # The Controller's questions and orders
+    # the Controller's queries and orders
 
     def state(self) -> ReplicaState:
         if self.confirmed.offset > self.disk.floor.offset:
@@ -197,10 +198,11 @@ class Node:
         if newest is not None and (known is None or newest.order > known.order):
             self.disk.sync_state_set = newest
 
-    # The master's side
+    # methods of the master
 
     def append(self, message: int) -> None:
-        """Store a producer's message. A message that is already stored is acknowledged with its first copy."""
+        """Store a producer's message. A message that is already stored is not stored again: the acknowledgement waits
+        for the first copy."""
         self._unless_unfenced(lambda: self.role.check_append(None, self.world.now))
         if self.is_disk_broken:
             raise NotMasterError(GROUP, self.role.epoch)
@@ -231,7 +233,8 @@ class Node:
         self._settle()
 
     def _settle(self) -> None:
-        """Acknowledge the records that all members of the sync state set have, and make them visible."""
+        """Acknowledge the records that all members of the sync state set hold, and make the records visible to
+        consumers."""
         if self.sync is None:
             return
         self.sync.flushed(self.disk.flushed, self.world.now)
@@ -254,7 +257,8 @@ class Node:
 
     @property
     def given_end(self) -> int:
-        """Return the end of what followers get: the written end, or with fixed roles the flushed end."""
+        """Return the offset up to which followers may copy: the written end, or with fixed roles the flushed
+        end."""
         return self.disk.flushed if self.world.fixed else len(self.disk.log)
 
     def give_epochs(self, asker: Node, epoch: int) -> None:
@@ -263,7 +267,8 @@ class Node:
         self._answer(asker, lambda: asker.take_epochs(epoch, epochs, end))
 
     def _answer(self, asker: Node, answer: Callable[[], None]) -> None:
-        """Send an answer to the process that asked. The connection ends when that process ends."""
+        """Send an answer to the process that made the request. If that process has ended, the answer is dropped with
+        the connection."""
         incarnation = asker.disk.incarnation
 
         def deliver() -> None:
@@ -293,7 +298,8 @@ class Node:
         self._answer(asker, lambda: asker.take_log(epoch, start, records, entry, confirm, is_hole=is_hole))
 
     def give_parts(self, asker: Node, epoch: int, wanted: list[int]) -> None:
-        """Send a slave the records for its holes, and ask the slave for the records of this master's holes."""
+        """Send a slave the records that the slave needs for its holes, and request the records for this
+        master's holes."""
         self._unless_unfenced(lambda: self.role.check_asked(epoch))
         parts, holes = self.holes.parts(wanted), sorted(self.disk.damaged)
         self._answer(asker, lambda: asker.take_parts(epoch, parts, holes))
@@ -310,7 +316,7 @@ class Node:
     def _give_up_confirmed(self, epoch: int, offset: int) -> None:
         self.confirmed = self.disk.floor = ConfirmFloor(epoch, offset)
 
-    # The follower's side
+    # methods of a follower
 
     def _loop(self, incarnation: int) -> None:
         if not self.alive or self.disk.incarnation != incarnation:
@@ -367,7 +373,8 @@ class Node:
         self._ask()
 
     def take_parts(self, epoch: int, parts: list[tuple[int, Record | None]], holes: list[int]) -> None:
-        """Take the master's records for this slave's holes, and send the master the records for its holes."""
+        """Repair this slave's holes with the master's records, and send the master the records for the master's
+        holes."""
         self._unless_unfenced(lambda: self.role.check_chunk(epoch))
         if self.is_disk_broken or not self.handshaken or self.role.master is None:
             return
@@ -406,7 +413,7 @@ class Node:
         self.disk.append(records)
         if is_hole:
             self.holes.take(start)
-            self.disk.flushed = len(self.disk.log)  # the file of holes names only what is flushed
+            self.disk.flushed = len(self.disk.log)  # the file of holes lists only flushed records
         self.visible = max(self.visible, min(confirm, start, self.disk.flushed))
         self._note_confirmed(min(confirm, self.disk.flushed))
         self.caught_up = self.caught_up or self.disk.flushed >= confirm

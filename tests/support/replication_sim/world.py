@@ -1,6 +1,7 @@
-"""A broker group of three replicas, their Controller, a producer and a consumer, in virtual time and with faults.
+"""A simulation of a broker group of three replicas, their Controller, a producer and a consumer, in virtual time and
+with faults.
 
-The decisions are real (placement.election, actors.core.replica.role and sync_state). Everything below them is
+The decisions are real (placement.election, actors.core.replica.role and sync_state). Everything below the decisions is
 simulated: disks that lose unflushed data, a network that delays, reorders, loses and cuts, processes that are killed or
 paused, and clocks. One seed decides everything: equal seeds give equal traces.
 
@@ -23,15 +24,15 @@ from tests.support.replication_sim.controller import CONTROLLER, Controller
 from tests.support.replication_sim.node import Node
 
 GRACE_S = 20.0
-"""Longer than the longest restart and the latest account together."""
+"""Seconds that are longer than the longest restart of a process plus the latest status report."""
 ACCOUNT_DELAY_MAX_S = 10.0
 ROT_FAULTS = ("rot", "rot each", "rot all", "wipe", "kill", "cut")
-"""The faults under which damaged records are mended, or copied as holes."""
+"""Kinds of faults under which damaged records are repaired, or copied as holes."""
 
 
 @dataclass(frozen=True)
 class Bugs:
-    """Bugs to plant. The checks must find each of them."""
+    """Switches for planted bugs. The checks must find each bug."""
 
     skip_truncation: bool = False
     skip_fencing: bool = False
@@ -48,10 +49,10 @@ class World:
     """One simulation: its clock, events, network and processes.
 
     `trace`: a line for each event. `checks.faults`: a sentence for each broken rule. `cut`: the pairs (sender,
-    receiver) whose messages are dropped. `loss`: the share of lost messages. Without `all_ack` an append waits for the
-    copies of all replicas, and not for the confirm offset. With `async_flush` written data counts as stored, and power
-    is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact copy a fault destroyed.
-    `mended` and `copied_holes` count records.
+    receiver) whose messages are dropped. `loss`: the share of messages that the network loses. Without `all_ack` an
+    append waits for the copies of all replicas, not for the confirm offset. With `async_flush` written data counts as
+    stored, and power is never cut. `grace_s`: as in ControlRules. `destroyed`: the messages whose last intact copy a
+    fault destroyed. `mended`: number of repaired records. `copied_holes`: number of records copied as holes.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class World:
         self.destroyed: set[int] = set()
         self.mended = self.copied_holes = 0
         self.has_rot = False
-        """True if disks damage records. Otherwise replicas do not ask each other for intact bytes."""
+        """True if disks damage records. If False, replicas do not request intact records from each other."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.cut: set[tuple[int, int]] = set()
@@ -94,7 +95,7 @@ class World:
         self.trace.append(f"{self.now:.4f} {text}")
 
     def note_destroyed(self, records: Collection[tuple[int, int, int]]) -> None:
-        """Note that a fault destroyed the last intact copy of records."""
+        """Record that a fault destroyed the last intact copy of these records."""
         self.destroyed |= {message for _, _, message in records}
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -102,16 +103,17 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._count, action))
 
     def delay_accounts(self, replica: int, for_s: float) -> None:
-        """Delay a replica's accounts of itself for a while."""
+        """Delay a replica's status reports to the Controller for `for_s` seconds."""
         self._late_accounts_until_s[replica] = self.now + for_s
 
     def account_delay_s(self, replica: int) -> float:
-        """Return the delay of an account that a replica sends now."""
+        """Return the delay of a status report that the replica sends now."""
         late = self.now < self._late_accounts_until_s.get(replica, 0.0)
         return self.rng.uniform(0.0, ACCOUNT_DELAY_MAX_S) if late else 0.0
 
     def send(self, sender: int, receiver: int, deliver: Callable[[], None], *, late_s: float = 0.0) -> None:
-        """Deliver later, perhaps much later, perhaps never. Two messages may overtake each other."""
+        """Deliver a message after a random delay, or lose it. Two messages may arrive in another order than they were
+        sent."""
         if self.rng.random() < self.loss or (sender, receiver) in self.cut:
             return
         slow = self.rng.random() < 0.02
@@ -125,7 +127,7 @@ class World:
         self.now = until_s
 
     def heal(self) -> None:
-        """End all faults: every process runs, and the network loses nothing."""
+        """End all faults: every process runs, and the network loses no message."""
         self.cut.clear()
         self.loss = 0.0
         self._late_accounts_until_s.clear()
@@ -138,7 +140,7 @@ class World:
 def run_seed(
     seed: int, *, bugs: Bugs = Bugs(), duration_s: float = 30.0, only: Collection[str] = (), **options: Any
 ) -> World:
-    """Run one seed to its end, heal the world and check it.
+    """Run the simulation of one seed, end all faults and check the result.
 
     `options`: arguments of World. `only`: the kinds of faults; empty for all kinds.
     """
@@ -182,8 +184,8 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
     world.say(f"fault {kind} {node.name}")
     if kind in ("kill", "power", "master", "blackout"):
         for one in world.nodes.values() if kind == "blackout" else (node,):
-            # A record that was acknowledged without a flush may be lost in a power cut. raymq does not promise
-            # otherwise.
+            # A power cut may lose records that were acknowledged without a flush, so with `async_flush` power is never
+            # cut.
             one.kill(power=kind != "kill" and not world.async_flush)
             world.at(rng.uniform(0.3, 4.0), one.start)
     elif kind == "pause":
@@ -200,8 +202,8 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
         world.controller.kill()
         world.at(rng.uniform(0.2, 3.0), world.controller.start)
     elif kind == "wipe" and all(node.disk.store_id == f"store-{node.name}" for node in world.nodes.values()):
-        # If several disks have everything, one of them may be lost. The only such disk may not be lost, unless its
-        # replica may lead alone: then no replica leads from that moment on.
+        # If several disks have all data, one of these disks may be lost. The only disk with all data must not be lost,
+        # unless its replica may lead alone: after that loss no replica leads.
         members = world.controller.records[-1].sync_state_set.members if world.controller.records else frozenset()
         keeps_all = len(members) > 1 and bool(_have_everything(world) - {node.name})
         if keeps_all or (members and node.name not in members) or world.fixed:
@@ -233,9 +235,11 @@ def _one_fault(world: World, rng: random.Random, only: Collection[str]) -> None:
 
 
 def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, below_floor: bool) -> None:
-    """Make one replica lose the end of its log, unless it has the last intact copy. Half of the times it is the master.
+    """Make one replica lose the end of its log, unless it has the last intact copy. In half of the cases the replica is
+    the master.
 
-    With `everybody` all processes end at that time. With `below_floor` the loss is visible in the floor on its disk.
+    With `everybody` all processes end at that time. With `below_floor` the log ends before the confirm floor on its
+    disk, so that the loss can be detected.
     """
     if rng.random() < 0.5:
         node = next((one for one in world.nodes.values() if one.leads()), node)
@@ -244,7 +248,8 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
     for one in world.nodes.values() if everybody else (node,):
         one.kill(power=False)
         world.at(rng.uniform(0.3, 4.0), one.start)
-    # Half of the times, lose what was confirmed in the last moments, which the floor on the disk does not cover yet.
+    # In half of the cases, lose the records that were confirmed in the last moments. The confirm floor on the disk does
+    # not cover these records yet.
     floor = min(node.disk.floor.offset, node.disk.flushed)
     if below_floor:
         end = rng.randint(0, max(floor - 1, 0)) if floor else node.disk.flushed
@@ -256,9 +261,10 @@ def _shorten(world: World, rng: random.Random, node: Node, *, everybody: bool, b
 
 
 def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> None:
-    """Make one replica's disk damage a record, half of the times the master's. Another member keeps all records.
+    """Damage a record on the disk of one replica, which is the master in half of the cases. Another member keeps all
+    records.
 
-    With `everybody` all disks that have the record damage it, so no replica can mend it. The record is never the last
+    With `everybody` all disks that have the record damage it, so no replica can repair it. The record is never the last
     of a log: a damaged last record is cut like a torn tail, which is the fault "shorten".
     """
     if rng.random() < 0.5:
@@ -284,9 +290,10 @@ def _rot(world: World, rng: random.Random, node: Node, *, everybody: bool) -> No
 
 
 def _rot_each(world: World, rng: random.Random) -> None:
-    """End all processes, and make each disk damage a record that another disk has intact.
+    """End all processes, and damage on each disk one record that is intact on another disk.
 
-    No replica is intact then, and each can mend the others. The record is never the last of its log.
+    Afterwards no replica is intact, and the replicas can repair each other. The damaged record is never the last of its
+    log.
     """
     for node in world.nodes.values():
         here = {record for record in node.disk.intact() if record[0] < node.disk.last_intact}
@@ -298,17 +305,18 @@ def _rot_each(world: World, rng: random.Random) -> None:
 
 
 def _intact(world: World, besides: Node | None = None) -> set[tuple[int, int, int]]:
-    """Return offset, epoch and message of each record with an intact copy on any disk except that of `besides`."""
+    """Return offset, epoch and message of each record that is intact on at least one disk. The disk of `besides` does
+    not count."""
     return set().union(*(node.disk.intact() for node in world.nodes.values() if node is not besides))
 
 
 def _damaged(world: World) -> set[tuple[int, int, int]]:
-    """Return offset, epoch and message of each record with a damaged copy on any disk."""
+    """Return offset, epoch and message of each record that is damaged on at least one disk."""
     return {(offset, *node.disk.log[offset]) for node in world.nodes.values() for offset in node.disk.damaged}
 
 
 def _have_everything(world: World) -> frozenset[int]:
-    """Return the members of the sync state set whose disks have everything that was acknowledged or read."""
+    """Return the members of the sync state set whose disks have all records that were acknowledged or read."""
     if not world.controller.records:
         return frozenset()
     stores = world.controller.records[-1].sync_state_set.stores

@@ -1,8 +1,8 @@
-"""A sink for `foreachBatch` that may be killed at any time. Each batch has a file, which is either complete or missing.
+"""A sink for `foreachBatch` that a test may kill at any time. The sink writes one file per batch; the file is complete
+or missing.
 
-DIRECTORY/17.begun        the sink was called for batch 17
-DIRECTORY/17.json         the rows of batch 17, one line: [[broker_name, queue_id, queue_offset, body], …]
-DIRECTORY/17.different    batch 17 was repeated with other rows
+DIRECTORY/17.begun        the sink was called for batch 17 DIRECTORY/17.json         the rows of batch 17, one line:
+[[broker_name, queue_id, queue_offset, body], …] DIRECTORY/17.different    batch 17 was repeated with other rows
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 Row = tuple[str | int, ...]
-"""Broker name, queue id and offset of a message, and its body if the sink keeps bodies."""
+"""A message as the sink stores it: broker name, queue id, queue offset, and the body if the sink keeps bodies."""
 
 PLACE: Final = ("broker_name", "queue_id", "queue_offset")
 PLACE_AND_BODY: Final = (*PLACE, "cast(body as string)")
 
 
 class BatchFiles:
-    """The batch files below `directory`, which is created, with `columns` of the messages."""
+    """A `foreachBatch` sink that writes batch files into `directory`, which it creates. `columns`: SQL expressions of
+    the stored columns."""
 
     def __init__(self, directory: Path, columns: Sequence[str] = PLACE_AND_BODY) -> None:
         self._directory, self._columns = directory, columns
@@ -44,17 +45,17 @@ class BatchFiles:
         os.replace(part, whole)
 
     def forget_unfinished(self) -> None:
-        """Remove the marks of batches that the sink began and did not finish."""
+        """Remove the `.begun` files of batches that the sink began but did not finish."""
         for begun in self._directory.glob("*.begun"):
             if not begun.with_suffix(".json").exists():
                 begun.unlink()
 
     def count(self, suffix: str) -> int:
-        """Return the number of files with a suffix."""
+        """Return the number of batch files with a suffix."""
         return sum(1 for _ in self._directory.glob(f"*.{suffix}"))
 
     def rows(self) -> list[Row]:
-        """Return the rows of all batches."""
+        """Return the rows of all batches in the order of the batches. Fails if a batch is missing."""
         numbers = sorted(int(path.stem) for path in self._directory.glob("*.json"))
         assert numbers == list(range(len(numbers)))
         texts = [(self._directory / f"{number}.json").read_text() for number in numbers]

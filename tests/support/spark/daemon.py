@@ -1,4 +1,5 @@
-"""Spark's Python daemon whose workers read a store in place (tests.support.spark.near_store) instead of a cluster."""
+"""Spark's Python daemon, changed so that its workers read a store's files (tests.support.spark.near_store) instead of
+connecting to a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server for a DedupStore of this process: writers in Spark's Python workers append over a socket, without Ray."""
+"""A server that makes a DedupStore of this process available over a socket. Writers in Spark's Python workers append to
+the store without Ray."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ _KEY = b"tests"
 
 
 class StoreServer:
-    """Serves a store's calls to other processes.
+    """Serves the calls of a DedupStore to other processes.
 
-    `on_append` is called before each append with the append's number, from 1 on, and the sender's process id. An error
-    that `on_append` raises is the answer.
+    `on_append` is called before each append with the append's number, from 1 on, and the sender's process id. If
+    `on_append` raises an error, the client receives the error.
     """
 
     def __init__(self, store: DedupStore) -> None:
@@ -43,9 +44,9 @@ class StoreServer:
         while True:
             try:
                 connection = self._listener.accept()
-            except (EOFError, ConnectionError, AuthenticationError):  # a client that died while it connected
+            except (EOFError, ConnectionError, AuthenticationError):  # the client process died while it connected
                 continue
-            except OSError:  # closed
+            except OSError:  # the server was closed
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -70,7 +71,7 @@ class StoreServer:
 
 
 class FarStore:
-    """The storage client of a StoreServer."""
+    """A storage client that forwards its calls to a StoreServer."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.name = "storage-a-0"
@@ -102,7 +103,8 @@ def _far_store(address: tuple[str, int], pid: int) -> FarStore:
 
 @dataclass(frozen=True)
 class FarConnection:
-    """A raydp_jobs.sink.partitions.TopicConnection to a StoreServer, with one topic."""
+    """A connection of Spark's sink (raydp_jobs.sink.partitions.TopicConnection) to a StoreServer, with one
+    topic."""
 
     address: tuple[str, int]
     route: TopicRoute
@@ -119,7 +121,7 @@ class FarConnection:
 
 @dataclass(frozen=True)
 class FarWriters:
-    """Makes writers in a Spark worker."""
+    """Makes writers to a StoreServer in a Spark worker."""
 
     address: tuple[str, int]
     route: TopicRoute

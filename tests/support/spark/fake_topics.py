@@ -1,4 +1,5 @@
-"""Topics of computed messages, for a stream without a cluster: a message is made from its queue offset, not stored."""
+"""Topics of computed messages, for streaming queries without a cluster. A message is computed from its queue offset,
+not stored."""
 
 from __future__ import annotations
 
@@ -30,15 +31,18 @@ SCHEMA = StructType(
     ]
 )
 BORN = datetime(2026, 1, 1, tzinfo=UTC)
-"""Born time of the message at offset 0 of each queue. Each further message is a second later. Even offsets have the tag
-"paid"."""
+"""Born time of the message at offset 0 of each queue. Each further message is born a second later. Messages at even
+offsets have the tag "paid"."""
 
 Row = tuple[str, str, int, int]
-"""Topic, broker name, queue id and offset of a message."""
+"""The location of a message: topic, broker name, queue id and queue offset."""
 
 
 class FakeTopics(StreamCluster):
-    """`held`: first and next offset of each queue. `silent`: broker groups that do not answer."""
+    """A cluster for streaming queries whose messages are computed.
+
+    `held`: first offset and next offset of each queue. `silent`: names of broker groups that do not answer.
+    """
 
     def __init__(self, held: Mapping[MessageQueue, tuple[int, int]], *, start: int = EARLIEST) -> None:
         self.held, self.start = dict(held), start
@@ -89,13 +93,13 @@ class FakeTopics(StreamCluster):
 
 
 def rows(queue: MessageQueue, start: int, end: int) -> set[Row]:
-    """Return the messages of a queue at offsets [`start`, `end`)."""
+    """Return the rows of a queue's messages at the offsets from `start` to `end` - 1."""
     return {(queue.topic, queue.broker_name, queue.queue_id, offset) for offset in range(start, end)}
 
 
 def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of ranges in a Spark worker, several batches per range. A message has its offset as a
-    property."""
+    """Yield the messages of offset ranges, several batches per range, as a Spark worker reads them. A message has its
+    offset as a property."""
     tags = Subscription.parse("any", expression).tags
     for one in ranges:
         for first in range(one.start_offset, one.end_offset, 100):
@@ -108,7 +112,7 @@ def read(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[p
 
 
 def read_but_lost(ranges: Iterable[OffsetRange], expression: str, sql: str) -> Iterator[pa.RecordBatch]:
-    """Yield nothing, as `read` does if everything was deleted before a worker read it."""
+    """Yield nothing, as `read` does if all messages were deleted before a worker read the ranges."""
     for one in ranges:
         raise DataLossError(f"{one.queue}: offsets {one.start_offset} to {one.end_offset - 1} are not on disk")
     yield from ()

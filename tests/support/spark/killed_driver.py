@@ -1,4 +1,5 @@
-"""A program with a streaming query in a process of its own, which a test kills and restarts."""
+"""A Spark driver program with a streaming query. It runs in a process of its own, which a test kills and
+restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Driver:
-    """Runs `python -m MODULE ARGUMENTS`, with its output in a file in `directory`."""
+    """A process that runs `python -m MODULE ARGUMENTS` and writes its output to a file in `directory`."""
 
     def __init__(self, module: str, directory: Path, *arguments: str, variables: Mapping[str, str] | None = None):
         self._log = directory / "driver.log"
@@ -31,7 +32,7 @@ class Driver:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL the program. Its child processes end by themselves."""
+        """SIGKILL the program, and check that its child processes end by themselves."""
         if self._process.poll() is not None:
             return
         below = psutil.Process(self._process.pid).children(recursive=True)
@@ -45,7 +46,7 @@ class Driver:
         return True
 
     def finish(self) -> None:
-        """Wait until the program ends without an error."""
+        """Wait until the program ends. Raises AssertionError if its exit code is not 0."""
         try:
             assert self._process.wait(START_TIMEOUT_S) == 0, self._log.read_text()[-4000:]
         finally:
@@ -55,7 +56,7 @@ class Driver:
 def kill_again_and_again(start: Callable[[], Driver], sink: BatchFiles, rng: random.Random, kills: int) -> None:
     """Start and kill a driver `kills` times.
 
-    The kill follows the begin or the end of the first or second batch after the driver's start.
+    Each kill comes after the begin or the end of the first or second batch since the driver's start.
     """
     for _ in range(kills):
         sink.forget_unfinished()

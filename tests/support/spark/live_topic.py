@@ -1,4 +1,5 @@
-"""A steady stream of messages for a streaming query, and the check that its sink has each message once."""
+"""A steady stream of messages for a streaming query, and a check that the query's sink has each message exactly
+once."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.support.spark.batch_files import BatchFiles
 
 @contextmanager
 def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
-    """Send about 100 messages a second during the block."""
+    """Send about 100 messages a second inside the block."""
     senders = Senders(mq, topic, producers=1, count=10**6, history=History(), pause_s=0.01)
     senders.start()
     try:
@@ -25,7 +26,8 @@ def sending(mq: raymq.Client, topic: str) -> Iterator[None]:
 
 
 def check_sink(mq: raymq.Client, topic: str, sink: BatchFiles) -> None:
-    """Check that no row is missing, no row is doubled, and no repeated batch had other rows."""
+    """Check that the sink has each message of the topic exactly once, and that no repeated batch had other
+    rows."""
     stored = {
         (queue.broker_name, queue.queue_id, offset, sent.body().decode())
         for queue, messages in read_back(mq, topic).items()

@@ -1,4 +1,4 @@
-"""Spark on two threads of this process's JVM, without RayDP."""
+"""A local Spark session for tests: two threads of one JVM, without RayDP."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[3]
 def local_spark(
     directory: Path, *, task_tries: int = 1, configs: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield a session that keeps its files below `directory`. `configs` override the settings for quick and quiet
-    tests.
+    """Yield a Spark session that keeps its files below `directory`. `configs` override the default settings, which make
+    tests quick and quiet.
 
-    At the end the session's queries stop, and the JVM ends, unless the JVM was killed before.
+    At the end the session's queries stop and the JVM ends, unless the JVM was killed before.
     """
     directory.mkdir(parents=True, exist_ok=True)
     java = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={directory}"
@@ -35,7 +35,7 @@ def local_spark(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than processing the rows of a test
+        "spark.sql.codegen.wholeStage": "false",  # compiling a query takes longer than processing a test's few rows
         "spark.sql.session.timeZone": "UTC",
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -88,7 +88,8 @@ def stop_queries(session: SparkSession) -> None:
 
 @contextmanager
 def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a running session for the block. Each setting must be changeable and have a value."""
+    """Change settings of a running session inside the block, and restore them afterwards. Spark must allow each setting
+    to change at run time, and each must already have a value."""
     before = {key: session.conf.get(key) for key in settings}
     for key, value in settings.items():
         session.conf.set(key, value)
@@ -101,10 +102,10 @@ def changed(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None
 
 
 class SharedSpark:
-    """A local Spark that test modules use one after another, because a process has only one.
+    """A local Spark session that test modules use one after another, because a process can have only one.
 
     Spark starts for the first module that needs it. Spark tries each task four times, for tests that kill its Python
-    workers. The workers read a store in place (tests.support.spark.near_store) instead of connecting to a cluster.
+    workers. The workers read a store's files (tests.support.spark.near_store) instead of connecting to a cluster.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -113,7 +114,8 @@ class SharedSpark:
         self._session: SparkSession | None = None
 
     def session(self) -> SparkSession:
-        """The session. A new one starts if no session runs, or its JVM was killed."""
+        """The shared Spark session. A new session starts if no session runs, or if the JVM of the last session was
+        killed."""
         if self._session is not None and not runs(self._session):
             self.close()
         if self._session is None:

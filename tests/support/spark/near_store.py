@@ -1,7 +1,8 @@
-"""A store in this process as a cluster that Spark's Python workers read in place, without Ray.
+"""A store of this process that Spark's Python workers read like a cluster, through the store's files and without Ray.
 
-The driver has a client around the open store. A worker gets the path of a file as the cluster's address. The file
-contains the store's directory and the bounds of its queues. `tests.support.spark.daemon` makes clients from the file.
+The driver has a client around the open store. For a worker, the cluster's address is the path of a file. The file
+contains the store's directory and the bounds of its queues. `tests.support.spark.daemon` makes the workers' clients
+from the file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 
 
 class Routes(FakeRoutes):
-    """The topics of the store, each with `queues` queues in broker group `a`."""
+    """Routes of the topics of a store. Each topic has `queues` queues in broker group `a`."""
 
     def __init__(self, queues: int, topics: Iterable[str]) -> None:
         super().__init__(*[topic_route(topic, a=queues) for topic in topics])
@@ -36,7 +37,8 @@ class Routes(FakeRoutes):
 
 
 class NearStore:
-    """The storage client of an open store, and its cluster's client. `describe` writes the file for workers."""
+    """The storage client of an open store, and also the client of its cluster. `describe` writes the file that workers
+    read."""
 
     def __init__(self, store: MessageStore, path: Path, queues: int) -> None:
         self._store, self.path, self._queues = store, path, queues
@@ -46,7 +48,7 @@ class NearStore:
         self.describe()
 
     def describe(self) -> None:
-        """Write the present bounds of the queues into the workers' file."""
+        """Write the current bounds of the queues into the file that workers read."""
         topics = self._store.topics.queue_ids()
         bounds = {
             f"{topic}:{queue_id}": [found.min_offset, found.max_offset]
@@ -78,7 +80,8 @@ class NearStore:
 
 
 class WorkerStorage:
-    """The storage client of a worker. It reads records in place and answers all other calls from the file."""
+    """The storage client of a Spark worker. It reads records from the store's files and answers all other calls from
+    the description file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,7 +110,7 @@ class WorkerStorage:
 
 @lru_cache(maxsize=8)
 def worker_client(address: str) -> Any:
-    """Return the client of a worker, given the path of the file that describes the store."""
+    """Return a worker's client. `address`: path of the file that describes the store."""
     spare_collections()
     storage = WorkerStorage(Path(address))
     storages = SimpleNamespace(get=lambda name: storage)

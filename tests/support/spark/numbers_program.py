@@ -1,9 +1,9 @@
-"""A program with a streaming query over computed topics, for tests that kill it. It needs no Ray and no store:
+"""A program with a streaming query over computed topics, for tests that kill the program. It needs no Ray and no store:
 
     python -m tests.support.spark.numbers_program DIRECTORY [end]
 
-The queues grow with the time since DIRECTORY/began was written, up to the time in DIRECTORY/ended. With `end` the query
-reads all present messages and ends; otherwise it reads for ever.
+The queues grow with the time since the moment in DIRECTORY/began, up to the moment in DIRECTORY/ended. With `end` the
+query reads all present messages and ends; otherwise the query never ends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tests.support.spark.fake_topics import SCHEMA, FakeTopics, read
 from tests.support.spark.local_spark import local_spark
 
 RATES = {MessageQueue("orders", "a", 0): 60, MessageQueue("orders", "a", 1): 20, MessageQueue("orders", "b", 0): 35}
-"""Messages per second."""
+"""New messages per second, by queue."""
 LATER = MessageQueue("orders", "b", 1)
 LATER_AFTER_S = 10.0
-"""A queue that appears after this number of seconds, and gets 10 messages per second."""
+"""Seconds after the start at which the queue LATER appears. It grows by 10 messages per second."""
 
 
 class GrowingTopics(FakeTopics):
-    """Queues that grow with time, according to the files in `directory`."""
+    """Computed topics whose queues grow with time. The files `began` and `ended` in `directory` limit the
+    growth."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -55,7 +56,8 @@ class GrowingTopics(FakeTopics):
 
 
 def main(directory: Path, *, end: bool) -> None:
-    """Read into DIRECTORY/sink, with the checkpoint DIRECTORY/checkpoint."""
+    """Run the streaming query from the computed topics to DIRECTORY/sink, with the checkpoint
+    DIRECTORY/checkpoint."""
     with local_spark(directory / "spark") as spark:
         limits = BatchLimits(max_offsets=20_000 if end else 400, min_partitions=2)
         source = TopicSource(GrowingTopics(directory), limits, max_trigger_delay_s=1.0)

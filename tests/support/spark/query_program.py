@@ -1,8 +1,8 @@
-"""A program with a streaming query, for tests that kill it: `python -m tests.support.spark.query_program TOPIC
+"""A program with a streaming query, for tests that kill the program: `python -m tests.support.spark.query_program TOPIC
 DIRECTORY [end]`.
 
-Its Spark runs on two threads of its own JVM and starts within seconds. The topic is in this machine's Ray cluster. With
-`end` the query reads all present messages and ends; otherwise it reads for ever.
+Its Spark session runs on two threads of its own JVM and starts within seconds. The topic is in this machine's Ray
+cluster. With `end` the query reads all present messages and ends; otherwise the query never ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.spark.local_spark import local_spark
 
 
 def main(topic: str, directory: Path, *, end: bool) -> None:
-    """Read `topic` into DIRECTORY/sink, with the checkpoint DIRECTORY/checkpoint."""
+    """Run the streaming query from `topic` to DIRECTORY/sink, with the checkpoint DIRECTORY/checkpoint."""
     with connect(os.environ["RAYMQ_TEST_ADDRESS"]) as client, local_spark(directory / "spark") as spark:
         frame = stream_topic(
             spark, topic, starting_offsets="earliest", max_offsets_per_trigger=400, min_partitions=2, client=client

@@ -1,4 +1,4 @@
-"""A program with a streaming query that slowly writes the lines of files to a topic, for tests that kill it.
+"""A program with a streaming query that slowly writes the lines of files to a topic, for tests that kill the program.
 
 python -m tests.support.spark.stream_driver ADDRESS DIRECTORY CHECKPOINT TOPIC
 """
@@ -19,13 +19,13 @@ from raydp_jobs.session import spark_configs
 from raymq.client.cluster.java import java_environment
 
 PAUSE_S = 0.05
-"""The pause before each of Spark's Arrow batches, so that a batch takes a while."""
+"""Pause before each of Spark's Arrow batches, in seconds, so that a micro-batch takes long enough to be killed."""
 ARROW_ROWS = 50
 FILES_PER_BATCH = 2
 
 
 def slowly(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches unchanged, each after a pause, for `DataFrame.mapInArrow`."""
+    """Yield the batches unchanged, each after a pause. The function is an argument of `DataFrame.mapInArrow`."""
     for batch in batches:
         time.sleep(PAUSE_S)
         yield batch

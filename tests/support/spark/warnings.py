@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# PySpark warns about distutils. Py4J closes its sockets at any time.
+# PySpark uses distutils, which is deprecated. Py4J leaves its sockets open until the garbage collector closes them.
 IGNORED = ["ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"]
 
 
 def ignore_warnings(items: Iterable[pytest.Item], conftest: str) -> None:
-    """Make all tests in and below the folder of `conftest` ignore PySpark's warnings. `conftest`: a conftest's
-    `__file__`."""
+    """Make all tests in and below the folder of a conftest.py ignore PySpark's warnings. `conftest`: the `__file__` of
+    that conftest.py."""
     folder = Path(conftest).parent
     for item in items:
         if item.path.is_relative_to(folder):

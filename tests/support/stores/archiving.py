@@ -1,4 +1,5 @@
-"""A program that archives a made-up topic without Spark: ``python archiving.py DIRECTORY``. Tests kill it."""
+"""A program that archives a computed topic without Spark, for tests that kill the program: ``python archiving.py
+DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def stage(ranges: Sequence[OffsetRange], staging: Path) -> list[Written]:
 
 
 def archive_all(directory: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
-    """Archive all missing messages in a directory. Returns their number."""
+    """Archive all messages that an archive directory lacks. Returns the number of archived messages."""
     with locked(directory / "orders") as folder:
         return archive(folder, "orders", QUEUES, stage, round_messages=60, on_written=on_written).messages
 

@@ -1,4 +1,4 @@
-"""A clock for a store, which a test sets."""
+"""A clock for a store. A test sets the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Stands at `now_ms`, which begins at the machine's time."""
+    """A clock that stands still at `now_ms` until a test changes the value. It begins at the machine's time."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000

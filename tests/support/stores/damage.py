@@ -16,11 +16,11 @@ from raymq.records.format.layout import (
 from tests.support.stores.stores import LOG_FILE_BYTES
 
 FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body size", "body", "topic size", "topic")
-"""Parts of a record whose damage a reader can detect."""
+"""Names of record fields in which a reader can detect a flipped bit."""
 
 
 def flip(root: Path, physical_offset: int, field: str, *, file_size: int = LOG_FILE_BYTES) -> None:
-    """Flip one bit of a field of the record at `physical_offset` of the store at `root`, open or closed.
+    """Flip one bit of a field of the record at `physical_offset`. The store at `root` may be open or closed.
 
     A second call with equal arguments undoes the flip.
     """
@@ -40,11 +40,13 @@ _HEADER_POSITIONS: Final = {
     "physical offset": PHYSICAL_OFFSET_OFFSET + 7,
     "body size": BODY_SIZE_OFFSET + 2,
 }
-"""Index of the byte, in a record with IPv4 hosts, in which a header field's bit is flipped."""
+"""Index, by header field, of the byte in which a bit is flipped. The index counts from the start of a record with IPv4
+hosts."""
 
 
 def _position(data: bytes, at: int, field: str) -> int:
-    """Return the index of the byte of a log file in which a bit of the record at `at` is flipped."""
+    """Return the index of the byte of a log file in which a bit is flipped, for a field of the record that starts at
+    index `at`."""
     if field in _HEADER_POSITIONS:
         return at + _HEADER_POSITIONS[field]
     body_at = at + header_size_at(data, at)

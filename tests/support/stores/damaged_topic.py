@@ -1,4 +1,5 @@
-"""A store with a topic in which every second message is unreadable (lying bodies and flipped bits), and its Admin."""
+"""A store with a topic in which every second message is unreadable, and an Admin for the store. A message is unreadable
+because of a flipped bit, or because its compressed body is garbage or a decompression bomb."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ FILE_BYTES = 1 << 20
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 1000
 FLIPPED = tuple(field for field in FIELDS if field != "size")
-"""A record whose size alone is wrong counts as intact, because the store has the right size elsewhere."""
+"""Record fields in which bits are flipped. "size" is left out: a record whose size alone is wrong counts as intact,
+because the store has the right size elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedTopic:
-    """`bodies`: the body at each offset of queue 0, or None for an unreadable message. `kinds`: the kind of damage.
+    """A topic with intact and unreadable messages in queue 0.
 
-    Intact messages have the key "intact", flipped messages the key "flipped", and all messages the key "all".
+    `bodies`: the body at each offset, or None for an unreadable message. `kinds`: the kind of damage, by offset. Intact
+    messages have the key "intact", messages with a flipped bit the key "flipped", and all messages the key "all".
     """
 
     store: MessageStore
@@ -43,12 +46,12 @@ class DamagedTopic:
 
     @property
     def admin(self) -> Admin:
-        """Return the Admin of the broker group."""
+        """Return an Admin for the broker group of the damaged topic."""
         return Admin(self.routes, self.storages)  # type: ignore[arg-type]  # stand-ins
 
     @property
     def storages(self) -> Any:
-        """The broker group's one storage actor."""
+        """The storage clients of the broker group, which has one storage actor."""
         return SimpleNamespace(get=lambda name: self.storage)
 
     @property
@@ -59,7 +62,7 @@ class DamagedTopic:
 
 @contextmanager
 def damaged_topic(root: Path, *, lying: bool = True, flipped: tuple[str, ...] = FLIPPED) -> Iterator[DamagedTopic]:
-    """Yield the topic in a store at `root`, with one message per second."""
+    """Yield a damaged topic in a store at `root`. One message was stored per second."""
     times = iter(range(FIRST_MS, FIRST_MS + 10_000_000, STEP_MS))
     store = open_store(root, clock_ms=lambda: next(times), mapped_file_size_commit_log_bytes=FILE_BYTES)
     try:
@@ -100,7 +103,7 @@ def _filled(
 
 
 def _storage(store: MessageStore) -> SimpleNamespace:
-    """Return a StorageClient's calls for readers, answered by the store."""
+    """Return a stand-in for a StorageClient with the calls of readers, which the store answers."""
     queries = store.queries
     return SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=0),
@@ -123,7 +126,8 @@ def _storage(store: MessageStore) -> SimpleNamespace:
 
 
 def one_broker_routes() -> SimpleNamespace:
-    """Return routes of the topic and of a topic for copies, each with a queue of one broker group."""
+    """Return routes of the damaged topic and of a topic for copies. Each topic has one queue in one broker
+    group."""
     data = {"broker-a": BrokerData("c", "broker-a", {0: "storage-broker-a-0"})}
     routes = {name: TopicRoute(name, data, (QueueData("broker-a", 1, 1, 6),)) for name in (TOPIC, "copies")}
 

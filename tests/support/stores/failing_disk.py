@@ -1,4 +1,4 @@
-"""A disk whose n-th call of one kind fails, as a stand-in for the functions of `storage.files.disk`."""
+"""A disk on which the n-th call of one kind fails. It replaces the functions of `storage.files.disk`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ KINDS = (
 
 
 class FailingDisk:
-    """Counts the calls of each kind and makes calls of `kind` fail.
+    """Counts the disk calls of each kind, and makes calls of `kind` fail.
 
-    The `nth` call (from 0) fails, or with `for_good` each call from the `nth` on. Unless `maps`, no file can be mapped
-    for writing, so that each write is a call.
+    The `nth` call (from 0) fails; with `for_good` every later call fails, too. Without `maps` no file can be mapped for
+    writing, so that each write is a disk call.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FailingDisk:
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         self.failed: list[str] = []
-        """The paths (or the names of descriptors) of the calls that failed."""
+        """Paths (or names of descriptors) of the calls that failed, in order."""
 
     @contextmanager
     def installed(self) -> Iterator[FailingDisk]:

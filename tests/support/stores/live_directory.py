@@ -1,4 +1,5 @@
-"""List a directory that a running server writes. Files that are removed or renamed during the listing are left out."""
+"""List a directory while a running server writes to it. Files that are removed or renamed during the listing are left
+out."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from pathlib import Path
 
 
 def stats_below(root: Path) -> dict[Path, os.stat_result]:
-    """Return the file status of a directory and of everything below it, by path. Links are not followed.
+    """Return the file status of a directory and of everything below the directory, by path. Symbolic links are not
+    followed.
 
-    `Path.rglob` raises FileNotFoundError for a directory that is removed before it is read. `Path.stat` raises it for a
-    path that is removed after it is listed.
+    `Path.rglob` raises FileNotFoundError for a directory that is removed before it is read. `Path.stat` raises
+    FileNotFoundError for a path that is removed after it is listed.
     """
     found = {root: root.stat()}
     for directory, folders, files in os.walk(root):

@@ -1,4 +1,5 @@
-"""Bodies of a hostile producer: compressed bytes that are garbage, or that become huge when decompressed."""
+"""Message bodies that a hostile producer sends: compressed bytes that are garbage, or that become huge when
+decompressed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _ZEROS = bytes(1 << 20)
 
 @cache
 def bomb(kind: CompressionType, mib: int = 64) -> bytes:
-    """Return a compressed body of `mib` MiB of zeros. A Zstandard frame does not state its size."""
+    """Return a compressed body that decompresses to `mib` MiB of zeros. A Zstandard body does not state its
+    decompressed size."""
     if kind is CompressionType.ZLIB:
         deflater = zlib.compressobj(9)
         return b"".join([deflater.compress(_ZEROS) for _ in range(mib)]) + deflater.flush()
@@ -44,7 +46,7 @@ def garbage(kind: CompressionType) -> bytes:
 
 
 def lying_bodies() -> dict[str, tuple[bytes, int]]:
-    """Return all kinds of unreadable bodies by name: the stored bytes and the record's sys flags."""
+    """Return one unreadable body of each kind, by name: the stored bytes and the record's system flags."""
     found = {}
     for kind in TYPES:
         name, flags = kind.name.lower(), SYS_FLAG_COMPRESSED | kind
@@ -56,7 +58,8 @@ def lying_bodies() -> dict[str, tuple[bytes, int]]:
 
 
 def lying_batch(stored: Sequence[tuple[bytes, int]], **changes: object) -> EncodedBatch:
-    """Return a batch whose records have these stored bodies and sys flags, with correct CRCs and sizes.
+    """Return a batch of records with these stored bodies and system flags. The CRCs and sizes of the records are
+    correct.
 
     `changes`: arguments of `make_batch`.
     """
@@ -76,7 +79,7 @@ def stored_body(record: bytes) -> bytes:
 
 
 def with_stored_body(batch: EncodedBatch, body: bytes) -> EncodedBatch:
-    """Return the batch of one record with another stored body, with correct CRC and sizes."""
+    """Return a batch of one record with the stored body replaced by `body`. CRC and sizes are correct."""
     record = bytes(batch.records)
     header = read_header(record)
     _, body_end, *_ = find_sections(record, 0, header)

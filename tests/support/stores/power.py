@@ -1,12 +1,12 @@
-"""A disk that loses unflushed data at a chosen moment, as a stand-in for `storage.files.disk`.
+"""A disk that loses unflushed data at a chosen moment. It replaces the functions of `storage.files.disk`.
 
 The disk keeps two states of every file below its directory: the durable state of its last flush, and the state that the
-process sees. A power loss mixes both into the file that the next boot finds. Each 4 KiB page that changed since the
-flush is old, new, or torn between its sectors of 512 bytes, independently of its neighbours. A changed size is old or
+process sees. A power loss mixes both states into the file that the next boot finds. Each 4 KiB page that changed since
+the flush is old, new, or torn between its sectors of 512 bytes, independently of other pages. A changed size is old or
 new. Each name that was made, moved or removed since its directory was last synced is changed or not, independently of
-other names. Sometimes a page is written back early, as a kernel does, so that it may be neither old nor new.
+other names. Sometimes a page is written back early, as a kernel does, so that the page may be neither old nor new.
 
-Real directories (best below /dev/shm) hold the state that the process sees. Nothing is ever really flushed.
+Real directories (best below /dev/shm) hold the state that the process sees. Nothing is flushed to a real disk.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ REPLACED = ("open_file", "preallocate", "flush", "rename", "unlink", "remove_tre
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """A file, independent of its name. `seen`: its bytes, set when the file loses its last name."""
+    """The content of a file, independent of the file's name.
+
+    `durable`: bytes of the last flush. `seen`: bytes that the process sees; set when the file loses its last name.
+    """
 
     durable: bytes = b""
     seen: bytes | None = None
 
 
 _DIRECTORY = _File()
-"""Stands for any directory in the mapping of names to files."""
+"""Placeholder for a directory in the mapping from names to files."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """Names that change in one step: to a file, or to None. `directories`: those whose sync makes the change
-    durable."""
+    """A change of several names in one step. A name gets a file, or None if it is removed. `directories`: directories
+    whose sync makes the change durable."""
 
     names: dict[Path, _File | None]
     directories: set[Path] = field(default_factory=set)
@@ -52,11 +55,12 @@ class _Change:
 
 
 class LossyDisk:
-    """The disk below `directory`, whose content is durable at the start.
+    """A disk below `directory` that loses power at one call. The content of `directory` is durable at the start.
 
-    The `lose_at`-th call (from 0) loses the power, before or after its effect. At that moment `on_loss` is called, and
-    then the image is taken. `write_image` writes the image into a directory. The process continues as if nothing had
-    happened; later changes are not in the image. Thread-safe.
+    The power fails at the `lose_at`-th disk call (from 0), before or after the call's effect. At that moment the disk
+    calls `on_loss` and then takes the image, which is the content that the next boot finds. `write_image` writes the
+    image into a directory. The process continues as if nothing had happened; later changes are not in the image.
+    Thread-safe.
     """
 
     def __init__(self, directory: Path, dice: random.Random, *, lose_at: int, on_loss: Callable[[], None]) -> None:
@@ -87,14 +91,14 @@ class LossyDisk:
         return self.image is not None
 
     def lose_now(self) -> None:
-        """Lose the power now, unless it is lost already."""
+        """Lose the power now, unless the power is already lost."""
         with self._lock:
             if self.image is None:
                 self._on_loss()
                 self.image = self._take_image()
 
     def write_image(self, target: Path) -> None:
-        """Write the files that the next boot finds below `target`."""
+        """Write the image of the power loss, which the next boot finds, below `target`."""
         assert self.image is not None
         for path, content in self.image.items():
             copy = target / path.relative_to(self._directory)
@@ -103,7 +107,7 @@ class LossyDisk:
             else:
                 copy.write_bytes(content)
 
-    # Stand-ins for the functions of storage.files.disk.
+    # replacements for the functions of storage.files.disk
 
     def open_file(self, path: Path, flags: int) -> int:
         with self._call():
@@ -148,7 +152,7 @@ class LossyDisk:
     def sync_directory(self, path: Path) -> None:
         with self._call():
             self._notice_directories(path)
-            # A change becomes durable no sooner than earlier changes of the same names.
+            # A change becomes durable only together with all earlier changes of the same names.
             names: set[Path] = set()
             durable = []
             for change in reversed(self._changes):
@@ -177,7 +181,7 @@ class LossyDisk:
         _apply(self._now, change)
 
     def _forget(self, path: Path) -> None:
-        """Remove the name of the file at `path`. A durable name may still lead to the file."""
+        """Remove the name of the file at `path`. The durable state of the directory may still have the name."""
         file = self._now.get(path)
         if file is not None and file is not _DIRECTORY:
             file.seen = _content(path)
@@ -190,7 +194,7 @@ class LossyDisk:
                     self._change({Path(entry.path): _DIRECTORY})
 
     def _seen(self) -> dict[int, bytes]:
-        """Return the bytes of every file as the process sees them, by the file's identity."""
+        """Return the bytes of every file as the process sees them, by the id of the file's object."""
         return {id(file): _content(path) for path, file in self._now.items() if file is not _DIRECTORY}
 
     def _write_back(self) -> None:
@@ -213,7 +217,7 @@ class LossyDisk:
         image: dict[Path, bytes | None] = {}
         for path, file in sorted(names.items()):
             if path.parent != self._directory and path.parent not in image:
-                continue  # its directory does not exist
+                continue  # the image does not contain the directory of this name
             if file is _DIRECTORY:
                 image[path] = None
             else:
@@ -222,7 +226,8 @@ class LossyDisk:
         return image
 
     def _mix(self, old: bytes, new: bytes, likely: float) -> bytes:
-        """Return a file between `old` and `new`. Each page is new with the probability `likely`."""
+        """Return a mixture of the pages of `old` and `new`. Each changed page is new with the probability
+        `likely`."""
         if old == new:
             return old
         dice = self._dice

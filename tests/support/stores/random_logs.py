@@ -1,4 +1,5 @@
-"""Random commit logs, as bytes: mostly records that a store writes, sometimes records of another writer, or damage."""
+"""Random commit logs, as bytes. A log consists mostly of records that a store writes; some records come from another
+writer, and some bytes are damaged."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ ODD_PROPERTIES = [
 
 
 class Log:
-    """A random log: mostly records that a store writes, sometimes records that another writer might write."""
+    """A random commit log: mostly records that a store writes, sometimes records that RocketMQ or another writer might
+    write."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -73,7 +75,7 @@ class Log:
         if len(self.files[-1]) + len(record) + 8 > FILE_BYTES:
             self.files[-1] += encode_blank(FILE_BYTES - len(self.files[-1]))
             self.files.append(bytearray())
-            # This record was never written, so the next record has its offset.
+            # The record was not added to the log, so the next record has the same queue offset.
             self.queue_offsets, self.sequences = before
             record = self.record(len(self.files) * FILE_BYTES - FILE_BYTES)
         self.starts.append(len(self.files) * FILE_BYTES - FILE_BYTES + len(self.files[-1]))
@@ -128,7 +130,8 @@ class Log:
         return text
 
     def elsewhere(self, properties: bytes) -> bytes:
-        """Sometimes add properties that put the record into other queues, too."""
+        """Return `properties`, sometimes with additional properties that put the record into other queues as
+        well."""
         if self.dice.random() >= self.dispatches or not properties.endswith(b"\x02"):
             return properties
         names = self.dice.sample(LMQ_TOPICS, self.dice.randrange(1, 3))
@@ -147,7 +150,7 @@ class Log:
             (directory / file_name(index * FILE_BYTES)).write_bytes(data.ljust(FILE_BYTES, b"\0"))
 
     def delete(self, topic: bytes) -> None:
-        """Delete the topic: its queues begin at 0 again with its next record."""
+        """Delete the topic from the log's state: the topic's next record starts its queues at offset 0 again."""
         self.queue_offsets = {key: offset for key, offset in self.queue_offsets.items() if key[0] != topic}
 
     def damage(self) -> None:
@@ -162,7 +165,7 @@ class Log:
             case 1:
                 file[at : at + 512] = bytes(len(file[at : at + 512]))
             case 2:
-                start = dice.choice(self.starts)  # in a header, or at a length field after the body
+                start = dice.choice(self.starts)  # damage a byte in a header, or at a length field after the body
                 at = start % FILE_BYTES + dice.randrange(100)
                 target = self.files[start // FILE_BYTES]
                 if at < len(target):

@@ -1,4 +1,5 @@
-"""Handmade records and logs as RocketMQ 4.9 stores them: without a separator after the last property."""
+"""Records and logs built by hand in the format of RocketMQ 4.9, which writes no separator after the last
+property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real disk of a few MiB (tmpfs), which a test can fill to the last byte."""
+"""A real disk of a few MiB (tmpfs), which a test can fill completely."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _STEPS = (1 << 20, 1 << 12)
 
 
 class SmallDisk:
-    """A mounted tmpfs. `path`: its directory."""
+    """A mounted tmpfs of a fixed size. `path`: the directory at which it is mounted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def fill(self, share: float) -> None:
-        """Write a file until the share `share` of the disk is in use. With 1.0, until nothing more fits."""
+        """Write a file until the fraction `share` of the disk is in use; with 1.0, until nothing more fits."""
         with (self.path / BALLAST).open("ab", buffering=0) as ballast:
             for step in _STEPS:
                 while True:
@@ -49,8 +49,8 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
-    """Mount a tmpfs of `size_mib` at `path`, which is created. Without the right to mount, the test is skipped; root in
-    CI fails."""
+    """Mount a tmpfs of `size_mib` MiB at `path`, which is created. If this process may not mount, the test is skipped;
+    in CI as root, the test fails."""
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0700", "tmpfs", str(path)],
@@ -67,5 +67,5 @@ def small_disk(path: Path, size_mib: int) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        # Unmount lazily: a process that is about to end may have a file open.
+        # Unmount lazily: a process that is ending may still have a file open.
         subprocess.run(["umount", "--lazy", str(path)], timeout=30, check=True)

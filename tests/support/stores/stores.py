@@ -1,4 +1,5 @@
-"""Small stores for tests, with files of 64 KiB and 100 units, so that both roll; and copies as a crash leaves them."""
+"""Small stores for tests. A log file has 64 KiB and a queue file 100 queue units, so that tests fill several files. The
+module also copies a store as a crash leaves it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ PATIENCE = {
     "sync_flush_timeout_ms": 60_000,
     "query_wait_index_ms": 60_000,
 }
-"""Settings for a busy machine: slowness never makes the store refuse appends or answer without the newest messages."""
+"""Store settings for a busy machine. However slow the machine is, the store refuses no append and its answers include
+the newest messages."""
 
 
 def small_settings(root: Path, **changes: Any) -> StoreSettings:
@@ -59,7 +61,7 @@ def make_batch(
     producer: tuple[str, int, int] | None = None,
     extra_properties: dict[str, str] | None = None,
 ) -> EncodedBatch:
-    """Return a batch of these bodies. `producer`: (id, epoch, first sequence)."""
+    """Return a batch with one message per body. `producer`: (id, epoch, first sequence)."""
     return encode_batch(
         [Message(topic, body, tags=tags) for body in bodies],
         queue_id,
@@ -72,7 +74,7 @@ def make_batch(
 
 
 def read_queue(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[MessageExt]:
-    """Return every message of a queue that consumers may read. Checks that the offsets have no gap."""
+    """Return every message of a queue that consumers may read. Raises AssertionError if an offset is missing."""
     bounds = store.queues.bounds(topic, queue_id)
     messages: list[MessageExt] = []
     offset = bounds.min_offset
@@ -111,8 +113,8 @@ def intact_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0)
 
 
 def placed_bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes | None]:
-    """Return the body at each offset of a queue as a consumer reads it; None for an error. The queue must begin at
-    0."""
+    """Return the body at each offset of a queue as a consumer reads it; None if the consumer gets an error. The queue
+    must begin at offset 0."""
     bounds, queue = store.queues.bounds(topic, queue_id), MessageQueue(topic, "broker-a", queue_id)
     assert bounds.min_offset == 0
     bodies: list[bytes | None] = []
@@ -129,15 +131,17 @@ def bodies_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> 
 
 
 def killed_copy(root: Path, target: Path) -> Path:
-    """Copy the open store at `root` as SIGKILL would leave it: every file as it is in the page cache now."""
+    """Copy the open store at `root` as SIGKILL would leave the store: every file with its present content in the page
+    cache."""
     shutil.copytree(root, target, copy_function=_copy_if_there)
     return target
 
 
 def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, lost: Sequence[str] = ()) -> Path:
-    """Close the store at `root`. Returns a copy of its directory without the files and directories in `lost`.
+    """Close the store at `root`, and return a copy of its directory without the files and directories named in `lost`.
 
-    The copy shows the directory after the close or, unless `clean`, as SIGKILL would have left it before.
+    With `clean` the copy shows the directory after the close. Otherwise the copy shows the directory as SIGKILL would
+    have left it before the close.
     """
     if not clean:
         killed_copy(root, target)
@@ -153,16 +157,16 @@ def closed_copy(store: MessageStore, root: Path, target: Path, *, clean: bool, l
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    # The allocator's scratch file may vanish at any time.
+    # The store may remove the scratch file of its file allocator at any time.
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
 
 
 class PowerCuts:
-    """Remembers the result of every flush, to show the disk after a power cut.
+    """Remembers the content of each file at its last flush, to reproduce the disk after a power cut.
 
-    A stand-in for `os.fdatasync`. After a power cut, files have their content of the last flush, and files that were
-    never flushed are all zeros.
+    The object replaces `os.fdatasync`. After a power cut, files have their content of the last flush, and files that
+    were never flushed are all zeros.
     """
 
     def __init__(self, root: Path) -> None:
@@ -177,7 +181,7 @@ class PowerCuts:
         self._fdatasync(descriptor)
 
     def copy_after_cut(self, target: Path) -> Path:
-        """Copy the directory as the next boot finds it."""
+        """Copy the directory as the next boot after a power cut finds it."""
         killed_copy(self._root, target)
         for path in target.rglob("*"):
             original = self._root / path.relative_to(target)

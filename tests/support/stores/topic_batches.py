@@ -1,4 +1,4 @@
-"""Computed messages of a topic in the batches that a scan returns."""
+"""Computed messages of a topic, in Arrow batches like those of a scan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from raymq.client.scan.ranges import OffsetRange
 from raymq.records.kernels.columns import schema_with
 
 MARCH_1_MS = 1_772_323_200_000
-"""The first moment of 2026-03-01, UTC."""
+"""The first moment of 2026-03-01 UTC, in ms since 1970."""
 HOUR_MS = 3_600_000
 
 
 def messages_of(item: OffsetRange, *, step: int = 7) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range, `step` per batch. The message at offset n was stored n hours after 2026-03-01
-    began."""
+    """Yield the messages of a range, `step` messages per batch. The message at offset n was stored n hours after the
+    start of 2026-03-01."""
     for first in range(item.start_offset, item.end_offset, step):
         yield batch_of(item, list(range(first, min(first + step, item.end_offset))))
 
 
 def batch_of(item: OffsetRange, offsets: list[int], shift_ms: int = 0) -> pa.RecordBatch:
-    """Return the messages at these offsets of a queue, stored `shift_ms` later than by `messages_of`."""
+    """Return the messages at these offsets of a queue. Their store time is `shift_ms` later than the store time of
+    `messages_of`."""
     count = len(offsets)
     columns = {
         "topic": [item.topic] * count,

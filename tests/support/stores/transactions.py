@@ -1,4 +1,5 @@
-"""Half messages as a transaction producer sends them to a store, and the ends of their transactions."""
+"""Half messages (prepared messages of a transaction) as a transaction producer sends them to a store, and requests that
+end the transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ GROUP = "payments"
 
 
 class Clock:
-    """A store's clock, which the test sets."""
+    """A store's clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
@@ -38,7 +39,7 @@ def half_batch(
     producer: ProducerSequence | None = None,
     light_queues: str = "",
 ) -> EncodedBatch:
-    """Return the batch that a producer encodes of half messages for queue `queue_id`."""
+    """Return the batch of half messages that a transaction producer encodes for queue `queue_id`."""
     return encode_batch(
         [half_message(message, group, immunity_s) for message in messages],
         0,
@@ -53,7 +54,7 @@ def half_batch(
 
 @dataclass
 class Transaction:
-    """A stored half message."""
+    """A transaction whose half message is stored, with requests to commit it or roll it back."""
 
     store: MessageStore
     transaction_id: str

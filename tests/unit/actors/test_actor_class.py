@@ -1,4 +1,4 @@
-"""Actor classes as Ray and other programs see them."""
+"""Tests of actor classes as Ray and other programs use them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_actor_class_has_the_public_methods_of_the_real_class_with_their_sign
 
 
 def marks(method):
-    """Return Ray's view of a method: its concurrency group, and its number of results."""
+    """Return the options that Ray reads from a method: its concurrency group and its number of return values."""
     return {name: value for name, value in vars(method).items() if name.startswith("__ray_")}
 
 
@@ -83,7 +83,8 @@ def test_an_actor_class_is_unpickled_where_a_users_packages_have_the_names_of_ra
 
 
 def test_where_an_actor_is_made_its_arguments_may_be_of_the_floors(tmp_path: Path):
-    """Ray makes the object, then unpickles the arguments, then calls __init__."""
+    """Ray first creates the actor object, then unpickles the arguments, and then calls `__init__`. So the arguments may
+    be of classes in the server packages, which creating the object makes importable."""
     program = """
         import sys, cloudpickle, pickle
         made = cloudpickle.load(sys.stdin.buffer)
@@ -105,7 +106,8 @@ def test_a_remote_function_runs_where_a_users_packages_have_the_names_of_raymqs(
 
 
 def beside_a_users_packages(directory: Path, program: str, pickled: bytes) -> str:
-    """Return the output of a program in a directory with the user's own packages of these names."""
+    """Return the output of a program that runs in a directory with the user's own packages of the same names as the
+    server packages."""
     for name in ("actors", "storage", "placement"):
         (directory / name).mkdir()
         (directory / name / "__init__.py").write_text("raise RuntimeError('the user\\'s own')")

@@ -1,4 +1,4 @@
-"""The answers of a restarted NameServer before every broker has had the time to register again."""
+"""Tests of a restarted NameServer's replies before every broker has had time to register again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.common.protocol.route import ORDER_TOPIC_CONFIG, BrokerRegistration, 
 
 
 class Scene:
-    """A NameServer on a settable clock, at which one broker has registered."""
+    """A NameServer at which one broker has registered, with a clock that the test sets."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, path: Path, *, restarted: bool, brokers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def test_a_restarted_one_claims_to_know_all_only_after_a_while(monkeypatch, tmp_
 
 
 def test_a_restarted_one_does_not_know_what_a_broker_has_that_did_not_register(monkeypatch, tmp_path):
-    """The broker may wait for its store for any time."""
+    """A broker may wait for its store for any time before it registers again."""
     scene = Scene(monkeypatch, tmp_path, restarted=True, brokers=("broker-a", "broker-b"))
     scene.now_s += 10 * WARM_UP_S
     for question in (scene.server.all_brokers, lambda: scene.server.topic_route("other")):

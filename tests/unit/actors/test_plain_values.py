@@ -1,4 +1,5 @@
-"""A server's answers to a user's program have only types of `raymq`, as the program may lack the servers' packages."""
+"""Tests that a server's replies to a user's program contain only types of package `raymq`, because the program may lack
+the servers' packages."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ AMONG_SERVERS = {
     "Storage": {"obey", "following", "history", "align"},
     "Controller": {"leader", "settings", "homes"},
 }
-"""Methods that only servers call."""
+"""Methods that only other servers call, by server class."""
 
 
 def classes_in(hint: Any, seen: set[Any]) -> Iterator[type]:
-    """Return the classes in a type, and in the fields of these classes."""
+    """Yield the classes in a type hint, and recursively the classes in the fields of these classes."""
     if hint in seen:
         return
     seen.add(hint)
@@ -68,7 +69,7 @@ def test_the_answers_of_public_methods_are_of_raymq(server: type) -> None:
 
 
 def packages_in(answer: object) -> set[str]:
-    """Return the packages that a program needs to unpickle an answer."""
+    """Return the packages that a program must import to unpickle a server's reply."""
     found: set[str] = set()
     texts: list[str] = []
     for opcode, argument, _ in pickletools.genops(pickle.dumps(answer, protocol=4)):

@@ -1,4 +1,4 @@
-"""The incarnation numbers of actors: they grow whatever the clocks show."""
+"""Tests of the actors' incarnation numbers, which always grow, even if a clock is set back."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from actors.register import LIVES_KEPT, next_life
 from tests.support.group_sim.processes import carry_out
 
 ORDERING = ("epoch", "life", "incarnation", "generation", "version", "sequence")
-"""Words in the names of numbers that order incarnations, or that are derived from such numbers."""
+"""Words in the names of numbers that order process incarnations, or that are derived from numbers that order
+incarnations."""
 CLOCKS = {"time_ns", "time", "now", "utcnow"}
 
 
 class Register:
-    """Ray's register, in memory."""
+    """Fake of the register in Ray's key-value store, kept in memory."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -42,8 +43,8 @@ def test_each_life_has_a_larger_number_and_old_ones_are_dropped() -> None:
 
 
 def overtaken(register: Register, at: int) -> list[int]:
-    """Return the numbers of a process that is paused before its call `at`, and of a process that begins and ends in the
-    pause."""
+    """Return the incarnation numbers of two processes. The first is paused before register call number `at`, and the
+    second starts and ends during the pause."""
     numbers: list[int] = []
     calls = count(1)
 
@@ -83,7 +84,7 @@ def test_no_number_that_orders_lives_is_read_from_a_clock() -> None:
         for path in Path(str(package.__file__)).parent.rglob("*.py"):
             text = path.read_text()
             if not any(f".{clock}(" in text for clock in CLOCKS):
-                continue  # to parse every module takes seconds
+                continue  # skip modules that use no clock, because parsing every module takes seconds
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and reads_clock(node.value):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -94,7 +95,7 @@ def test_no_number_that_orders_lives_is_read_from_a_clock() -> None:
 
 
 def reads_clock(value: ast.expr) -> bool:
-    """Return whether an expression is the wall clock, or is computed from it."""
+    """Return whether an expression reads the wall clock or is computed from such a reading."""
     calls = [node.func for node in ast.walk(value) if isinstance(node, ast.Call)]
     return any(
         isinstance(func, ast.Attribute)

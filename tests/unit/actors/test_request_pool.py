@@ -1,4 +1,5 @@
-"""The pool of an actor's requests: bounds in number and in time, figures, and a real loop that refuses on time."""
+"""Tests of an actor's request pool: limits on the number of requests and on their waiting time, metrics, and refusals
+on time in a real event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ADMIN = RequestKind("admin", 100, 1.0, "admin_broker_queue_capacity", "wait_time
 
 
 class Now:
-    """A clock that tests set, and timers that tests fire."""
+    """Fake clock that tests set, with timers that tests fire."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -35,7 +36,7 @@ class Now:
         callback()
 
     def pass_to(self, now_s):
-        """Let the time pass, and fire due timers."""
+        """Advance the clock to `now_s`, and fire the timers that are due."""
         self.now_s = now_s
         while due := [timer for timer in self.timers if timer[0] <= now_s]:
             for timer in due:
@@ -50,7 +51,7 @@ def now():
 
 @pytest.fixture
 def held(now):
-    """A pool of one thread, which another kind of call holds until the event is set."""
+    """Yield a pool with a single thread. A call of another kind occupies the thread until the event is set."""
     goes_on, began = threading.Event(), threading.Event()
     pool = RequestPool("held", 1, [PULL, ADMIN, RequestKind("other", 10)], now)
     pool.refuse_by(now)

@@ -1,4 +1,4 @@
-"""The log lines of servers."""
+"""Tests of the servers' log lines."""
 
 from __future__ import annotations
 
@@ -50,4 +50,4 @@ def test_the_stand_in_of_every_server_configures_its_process(monkeypatch) -> Non
 
 
 class Quiet:
-    """A server without any function."""
+    """Server without any methods of its own."""

@@ -1,4 +1,4 @@
-"""The threads of a server's process."""
+"""Tests of the threads in a server's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ending an actor: it continues if this user may not close it, and is killed if it does not close."""
+"""Tests of stopping an actor: the actor keeps running if the user has no right to close it, and is killed if it does
+not close."""
 
 from __future__ import annotations
 

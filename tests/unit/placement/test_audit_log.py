@@ -1,4 +1,4 @@
-"""The audit log is written to the first store that accepts it."""
+"""Tests that the audit log is written to the first store that accepts the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raymq.tools.console.cluster import AuditEntry
 
 
 class Store:
-    """A store that keeps records of one queue in their encoded form."""
+    """Fake store that keeps the encoded records of one queue."""
 
     def __init__(self, *, dead: bool = False) -> None:
         self.dead, self.records = dead, list[bytes]()

@@ -1,4 +1,4 @@
-"""The console's view of a report, its settings on a node, and the order in which actors end."""
+"""Tests of the web console: its view of a report, its settings on a node, and the order in which actors stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics that the Controller reports of its broker groups."""
+"""Tests of the metrics that the Controller reports about its broker groups."""
 
 import itertools
 import sys

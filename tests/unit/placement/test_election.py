@@ -1,4 +1,4 @@
-"""The Controller's decisions about one broker group."""
+"""Tests of the Controller's decisions about one broker group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of(epoch: int, version: int, *members: int) -> SyncStateSet:
 
 
 class World:
-    """A group of three with its clock, whose replicas carry out orders."""
+    """Simulated group of three replicas, which carry out the Controller's orders, with a clock."""
 
     def __init__(self, record: Record | None, rules: ControlRules = RULES, **options: object) -> None:
         self.control = GroupControl("broker-a", frozenset({0, 1, 2}), rules, **options)  # type: ignore[arg-type]
@@ -45,7 +45,8 @@ class World:
             self.control.resume(record, 0.0)
 
     def step(self, seconds: float = 0.3) -> list[object]:
-        """Let time pass, send the accounts of all replicas that are not silent, and carry out orders."""
+        """Let `seconds` pass, send the reports of all replicas that are not silent, and carry out the Controller's
+        orders."""
         self.now_s += seconds
         for replica, one in self.states.items():
             if replica not in self.silent:
@@ -57,7 +58,7 @@ class World:
         return list(actions)
 
     def ask(self, wanted: SyncStateSet, asker: int = 0) -> None:
-        """Let a replica ask for another set, and send its account."""
+        """Let replica `asker` propose another sync-state set, and send the replica's report."""
         self._change(asker, proposal=wanted)
         self.step()
         self._change(asker, proposal=None)
@@ -81,7 +82,7 @@ class World:
 
 @pytest.fixture
 def led():
-    """Let replica 0 lead in epoch 6, with all replicas in the set."""
+    """Return a group that replica 0 leads in epoch 6, with all replicas in the sync-state set."""
     world = World(Record("broker-a", 5, None, of(5, 1, 0, 1, 2)))
     world.step()
     world.step()
@@ -121,7 +122,7 @@ def test_a_master_whose_process_was_started_again_is_replaced_at_once(led):
     led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6)
     led.step()
     assert led.control.record.epoch == 7
-    assert led.control.record.master == 1  # a process that ran all the time has lost nothing
+    assert led.control.record.master == 1  # replica 1 was not restarted, so it has lost no data
 
 
 def test_a_master_whose_disk_failed_is_replaced_before_its_lease_ends(led):
@@ -243,7 +244,7 @@ def test_without_a_journal_all_replicas_must_be_heard():
     assert "replica 2 does not answer" in world.control.reason
     world.silent.clear()
     world.step()
-    assert world.control.record.master == 1  # the only one that was in the newest set
+    assert world.control.record.master == 1  # replica 1 is the only member of the newest sync-state set
     assert world.control.record.epoch == 5 + RECOVERED_EPOCH_GAP + 1
 
 
@@ -283,7 +284,7 @@ def test_mastership_moves_to_the_designated_replica_once_it_has_everything(led):
     led.control.designate(2, led.now_s)
     led.step()
     assert led.states[0].draining
-    assert led.control.record.master == 0  # replica 2 lacks 20 bytes
+    assert led.control.record.master == 0  # replica 2's log lacks the last 20 bytes
     led.states[2] = replace(led.states[2], end_offset=150)
     led.step()
     assert led.control.record.master == 2
@@ -368,7 +369,8 @@ def test_with_fixed_roles_a_master_whose_disk_lost_messages_does_not_lead():
 
 def test_with_fixed_roles_whoever_led_before_gives_way_when_its_lease_is_over_to_a_member_of_the_set():
     world = World(Record("broker-a", 5, 1, of(5, 4, 0, 1)), FIXED)
-    world.states[1] = state(1, role=ReplicaRole.MASTER, master=1, end_offset=120)  # 20 bytes nobody acknowledged
+    # the last 20 bytes were never acknowledged
+    world.states[1] = state(1, role=ReplicaRole.MASTER, master=1, end_offset=120)
     world.step()
     assert world.control.record.master == 1
     for _ in range(12):
@@ -410,7 +412,8 @@ VIEWED: dict[MasterView, tuple[Record, ReplicaState | None, int]] = {
     MasterView.NOT_LEADING: (LED, state(0, epoch=6, role=ReplicaRole.SLAVE), 1),
     MasterView.LEADING: (LED, LEADING, 1),
 }
-"""For each view of the master: the record, the master's account, and the leading incarnation."""
+"""Example of each view of the master: the group's record, the master's reported state, and the incarnation number of
+the process that leads."""
 
 
 @pytest.mark.parametrize(("view", "lease_over"), list(product(MasterView, (False, True))))
@@ -455,19 +458,20 @@ def test_a_master_that_may_not_lead_any_more_is_away():
 
 def test_while_a_lease_may_be_held_another_is_elected_only_where_the_old_process_is_known_to_be_gone():
     elected = {view for view in MasterView if MASTER_STEPS[view, False] is MasterStep.ELECT}
-    # A failed one gives up its lease before it says so.
+    # A failed master releases its lease before it reports the failure.
     assert elected == {MasterView.NOBODY, MasterView.ANNULLED, MasterView.RESTARTED, MasterView.FAILED}
 
 
-# Logs that have lost their end, or something in their middle
+# Logs that have lost their end or a range in the middle
 
 WHOLE = of(5, 4, 0, 1, 2)
 RESTARTED = Record("broker-a", 5, 0, WHOLE)
-"""Start after the end of all processes, when replica 0 led and all replicas were in the set."""
+"""Record after a restart of all processes. Before, replica 0 was the master and all replicas were in the sync-state
+set."""
 
 
 def elected_after(world: World, most_s: float = 60.0) -> float:
-    """Return the time in s until a replica is elected."""
+    """Return the seconds until a replica is elected master. Fails after `most_s`."""
     began_s, before = world.now_s, world.control.record
     while world.control.record is before:
         world.step(0.2)
@@ -476,7 +480,7 @@ def elected_after(world: World, most_s: float = 60.0) -> float:
 
 
 def never_elected(world: World, wait_s: float = 60.0) -> str:
-    """Return the reason after a long time without an election."""
+    """Check that no replica is elected within `wait_s`. Returns the reported reason."""
     before = world.control.record
     until_s = world.now_s + wait_s
     while world.now_s < until_s:
@@ -540,7 +544,7 @@ def test_if_no_member_is_complete_a_longer_log_of_another_replica_leads():
     world._change(0, end_offset=50, confirm_floor=100)
     world._change(2, end_offset=90)
     elected_after(world, 1.0)
-    assert world.control.record.master == 1  # 100 bytes
+    assert world.control.record.master == 1  # replica 1 has the longest log, 100 bytes
 
 
 def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
@@ -552,7 +556,8 @@ def test_among_equal_logs_with_holes_the_one_with_the_least_damage_leads():
 
 
 def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_complete():
-    """Its own confirm offset was written before it lost the end of its log, so it does not notice the loss."""
+    """The replica wrote its own confirm offset before it lost the end of its log, so the replica alone cannot detect
+    the loss."""
     world = World(RESTARTED)
     world._change(0, end_offset=80, confirm_floor=70)
     for replica in (1, 2):
@@ -563,7 +568,7 @@ def test_a_log_that_ends_before_the_confirm_offset_of_another_member_is_not_comp
 
 
 def test_after_a_restart_of_the_whole_set_all_are_waited_for_and_the_longest_log_leads():
-    """Offsets that were confirmed in the last moments may be in none of the floors."""
+    """Offsets confirmed just before the restart may be missing from all replicas' stored confirm floors."""
     world = World(RESTARTED)
     world._change(0, end_offset=98, confirm_floor=95)
     world.silent = {1, 2}
@@ -594,7 +599,7 @@ def test_the_grace_begins_with_the_first_replica_that_answers():
 def test_a_master_that_comes_back_shorter_alone_is_replaced_at_once_by_a_process_that_ran_all_the_time(led):
     led.step()
     led.states[0] = state(0, incarnation=2, epoch=6, log_epoch=6, end_offset=98)
-    led._change(1, end_offset=97)  # its newest account is older than what it has now
+    led._change(1, end_offset=97)  # replica 1's log has grown since its newest report
     led._change(2, end_offset=96)
     led.step()
     assert (led.control.record.epoch, led.control.record.master) == (7, 1)
@@ -618,7 +623,8 @@ def test_an_order_to_lead_is_for_the_process_that_was_elected(led):
 
 
 def test_an_election_whose_process_ended_before_it_led_is_annulled():
-    """The elected directory may have lost its end since: the other members may lead as before."""
+    """The elected replica's directory may have lost the end of its log since. Annulling the election lets the other
+    members lead as before."""
     elected = Record("broker-a", 6, 1, of(6, 5, 1), elected_from=WHOLE.stores, incarnation=1)
     world = World(elected)
     world._change(1, incarnation=2, end_offset=98)
@@ -649,7 +655,7 @@ def test_with_fixed_roles_a_master_that_was_started_again_waits_a_moment_for_lon
 
 
 def test_an_old_account_does_not_count_as_an_answer_where_no_member_is_complete():
-    """The account may be of a process that has ended since, and whose log grew afterwards."""
+    """The old report may come from a process that has ended since then, and whose log grew after the report."""
     world = World(RESTARTED)
     for replica in range(3):
         world._change(replica, end_offset=50, confirm_floor=100)

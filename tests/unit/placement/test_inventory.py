@@ -1,4 +1,4 @@
-"""Finding the stores on a node's disk."""
+"""Tests of the search for stores on a node's disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_stores_are_found_wherever_their_logs_are_and_nothing_else(tmp_path: Pat
         store.close()
     (data / "controller").mkdir()
     (data / "controller" / "journal").touch()
-    (data / "broker-a-2" / "commitlog").mkdir(parents=True)  # a copy without its lock
+    (data / "broker-a-2" / "commitlog").mkdir(parents=True)  # a copied store directory without its lock file
     found = _list_stores(str(data))
     assert sorted(found) == ["broker-a-0", "broker-a-1", "broker-a-2"]
     assert found["broker-a-0"] > 0
 
 
 def test_nodes_without_the_label_are_neither_asked_nor_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A node for computing may leave while it is asked, and must not delay decisions about stores."""
+    """A compute-only node may leave the cluster during a query, and must not delay decisions about stores."""
     asked: list[str] = []
 
     def listing(node_id: str, _: Path) -> str:

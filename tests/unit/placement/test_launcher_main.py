@@ -1,4 +1,4 @@
-"""The launch process's report of the settings with which the stores open."""
+"""Tests of the launch process's report of the settings with which each store opens."""
 
 from __future__ import annotations
 

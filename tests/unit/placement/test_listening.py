@@ -1,4 +1,4 @@
-"""The console's address: a port that was chosen freely stays the same after a restart."""
+"""Tests of the web console's address: an automatically chosen port stays the same after a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port on which another program listens."""
+    """Yield a port on which another program already listens."""
     with closing(socket.socket()) as other:
         other.bind((HOST, 0))
         other.listen()

@@ -1,4 +1,5 @@
-"""LiveControl asks the servers for the data of the cluster page, and shows the rest if some servers do not answer."""
+"""Tests of LiveControl, which requests the data of the cluster page from the servers. If some servers do not reply, the
+page shows the other servers' data."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ROUTE = TopicRoute(
 
 
 class Admin:
-    """The administration of a cluster with one topic."""
+    """Fake Admin of a cluster with one topic."""
 
     error: Exception | None = None
 

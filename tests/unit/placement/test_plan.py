@@ -1,4 +1,5 @@
-"""The nodes that the planner chooses for broker groups; data stays where it is."""
+"""Tests of the planner that chooses nodes for broker groups. A group that has data stays on the nodes of its
+data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node of each replica."""
+"""Tests of the choice of a node for each replica."""
 
 from __future__ import annotations
 

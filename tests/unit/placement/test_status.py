@@ -1,4 +1,4 @@
-"""The status of a cluster, as its servers return it to the calling user."""
+"""Tests of the cluster status that the servers return to the calling user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORE = {"root": "/data/broker-a-0", "beside": ["broker-a-0", "broker-b-0", "los
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The servers' answers by name: a mapping, or an error to raise."""
+    """Replace the servers' replies by a table. Maps each server's name to a reply, or to an error to raise."""
     known: dict[str, Any] = {"broker-a": {"ready": True}, "rebalance-0": {"groups": []}, "storage-broker-a-0": STORE}
 
     def call(name: str) -> Any:

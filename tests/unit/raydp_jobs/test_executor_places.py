@@ -1,4 +1,5 @@
-"""The sizes of executors: parsing Spark's notation, and fitting executors on nodes. No process starts."""
+"""Tests of executor sizes: parsing Spark's size notation, and fitting executors on nodes. The tests start no
+process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The check of a node before Spark starts there, run on this machine without its Java or Python."""
+"""Tests of the check of a node before Spark starts on the node. The check runs on this machine, also as if Java or
+Python were missing."""
 
 from __future__ import annotations
 

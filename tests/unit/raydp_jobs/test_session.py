@@ -1,4 +1,4 @@
-"""The Spark configuration of a session. No process starts."""
+"""Tests of the Spark configuration of a session. The tests start no Spark process."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ def test_a_session_without_a_connection_to_ray_is_refused_before_raydp_starts_a_
         pytest.fail("unreachable")
 
 
-# A session whose processes end while it is open: the driver's JVM is any process here
+# A session whose processes end while the session is open. Any process stands in for the driver's JVM.
 
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A gateway whose process waits for its end, in a Ray whose actors all live."""
+    """Yield a fake Py4J gateway with a process that runs until it is killed, in a fake Ray whose actors are all
+    alive."""
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(sessions, "_actor", lambda name: object())
     monkeypatch.setattr(sessions, "_session_directory", lambda: "/ray/session")
@@ -93,7 +94,7 @@ def test_a_watched_session_goes_on_while_ray_does_not_answer(
 def test_an_error_of_a_session_that_lost_something_says_what(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Py4JNetworkError):  # all is there: it is another error
+    with pytest.raises(Py4JNetworkError):  # all processes are alive, so the original error is raised
         lose_the_connection(gateway)
     gateway.proc.kill()
     gateway.proc.wait()

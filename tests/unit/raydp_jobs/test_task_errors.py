@@ -1,4 +1,4 @@
-"""raymq's errors inside of Spark's error texts."""
+"""Tests that find raymq's errors inside Spark's error texts."""
 
 from __future__ import annotations
 

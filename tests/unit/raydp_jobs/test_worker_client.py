@@ -1,4 +1,5 @@
-"""A Spark worker's imports: each archive is read once, and a later archive is found."""
+"""Tests of the package archives that a Spark worker imports: the worker reads each archive once, and finds an archive
+that is added later."""
 
 from __future__ import annotations
 

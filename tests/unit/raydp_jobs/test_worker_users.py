@@ -1,4 +1,5 @@
-"""The user of a Spark worker: the driver's user, as long as the worker's tasks are that user's."""
+"""Tests of the user that a Spark worker acts as: the driver's user, as long as the worker runs that user's
+tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ALICE, BOB = Identity("alice", b"a"), Identity("bob", b"b")
 
 
 class FakeClient:
-    """A client that holds the identity of its process, as a real client does."""
+    """Fake client that holds the process's identity, as a real client does."""
 
     def __init__(self) -> None:
         self.user = identity.present()
@@ -59,7 +60,7 @@ def test_an_address_prints_no_key() -> None:
 
 
 def test_a_forked_child_makes_a_client_of_its_own(made: list[FakeClient]) -> None:
-    """Spark's daemon forks its workers. A worker may fork again, in a user's function."""
+    """Spark's daemon forks its workers. A worker may fork again if a user's function does."""
     at = ClusterAddress("a:1", None)
     worker_client(at)
     assert in_child(lambda: [worker_client(at) is made[1], made[0].is_closed]) == [True, False]

@@ -1,4 +1,4 @@
-"""Fixtures for tests of clients."""
+"""Fixtures for the tests of clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.clients.producers import Clock, MakeProducer, producers_of_fa
 
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
-    """Yield a maker of producers over fake stores, which use `clock` if the test requests it."""
+    """Yield a function that makes producers over fake stores. The producers use the fixture `clock` if the test
+    requests it."""
     clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else time.monotonic
     with producers_of_fakes(clock) as make:
         yield make
@@ -20,5 +21,5 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeProducer]:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return the clock of the test's producers. Waits of their threads use the real clock."""
+    """Return the fake clock of the test's producers. The producers' threads still wait by the real clock."""
     return Clock()

@@ -1,4 +1,5 @@
-"""Client objects in a forked child: the copy refuses every call at once, and the parent's object continues."""
+"""Tests of client objects in a forked child: the child's copy refuses every call at once, and the parent's object keeps
+working."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ FACTORIES = [name for name in vars(Client) if not name.startswith("_")]
 
 
 def kinds() -> list[type[OfProcess]]:
-    """Return the classes of all objects that a program gets from a Client, and of objects that hold one."""
+    """Return the classes of all objects that a program gets from a Client, and of all objects that hold a client
+    object."""
     from raymq.client.consumer.pull.async_consumer import AsyncPullConsumer
     from raymq.client.consumer.pull.consumer import PullConsumer
     from raymq.client.consumer.push.consumer import PushConsumer
@@ -64,7 +66,7 @@ def test_every_object_that_a_client_makes_is_of_its_process() -> None:
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_a_copy_refuses_every_attribute_and_may_be_closed(kind: type[OfProcess]) -> None:
-    """The object was not initialised, so the refusal must come before any attribute is read."""
+    """The test does not initialise the object, so the refusal must come before any attribute is read."""
     item = kind.__new__(kind)
     public = [name for name in dir(kind) if not name.startswith("_") and name != "close"]
     maker = os.getpid()
@@ -92,7 +94,7 @@ def test_a_producer_of_the_parent_stores_nothing_from_its_child() -> None:
     with producers_of_fakes() as make:
         producer = make(store)
         producer.send(Message("orders", b"before"))
-        send = producer.send  # bound before the fork
+        send = producer.send  # a method bound before the fork
 
         def use() -> list[str]:
             return [

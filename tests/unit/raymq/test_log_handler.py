@@ -1,4 +1,5 @@
-"""Log records as messages: their content, excluded records, full buffers, failures, ends. No cluster."""
+"""Tests of the logging handler that sends log records as messages: message content, excluded records, full buffers,
+failures and closing. The tests use no cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.support.history.waiting import eventually
 
 
 class Producer:
-    """Keeps its messages. `hold` blocks its caller, and `error` is the error of each send."""
+    """Fake producer that keeps its messages. `hold` blocks the caller of a send, and `error` is the error of
+    each send."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

@@ -1,7 +1,9 @@
-"""Every number that a program or a command can pass has bounds in the table below, or a reason why it needs none.
+"""Tests that every number that a program or a command can pass has limits in the table below, or a reason why it needs
+none.
 
-A search by `inspect` finds the numbers of all public functions, constructors, methods, settings and options. A number
-without a row in the table fails the test. Then each row's absurd values are passed to the door itself.
+A search by `inspect` finds the numeric arguments of all public functions, constructors and methods, and all numeric
+settings and options. A number without a row in the table fails the test. The tests then pass absurd values to each
+public call.
 """
 
 from __future__ import annotations
@@ -51,18 +53,18 @@ from tests.unit.raymq.test_forks import kinds
 _NUMERIC = re.compile(r"\b(int|float)\b")
 
 NOT_NUMBERS = ["3", b"1", True, False, math.nan, math.inf, -math.inf, 2**63, 2**200, 10**5000, 1j, [1], object()]
-"""Values that no argument takes, whatever its bounds are."""
+"""Values that no numeric argument accepts, whatever its limits are."""
 
 
 class PublicNumber(NamedTuple):
-    """A number of a public call: the call, the argument, and its annotation."""
+    """One number of a public call: the call's name, the argument's name, and its annotation."""
 
     call: str
     argument: str
     annotation: str
 
 
-# The search
+# The search for numeric arguments
 
 OPTIONS = {
     options.__name__: options
@@ -71,11 +73,13 @@ OPTIONS = {
         *(Bounds, GroupChanges, ScanOptions, StartingOptions),
     )
 }
-"""The keywords of public calls that are in a TypedDict. Any other keyword fails the search with a KeyError."""
+"""TypedDicts that declare keyword arguments of public calls, by name. A call with any other TypedDict fails the search
+with a KeyError."""
 
 
 def public_objects() -> dict[str, Any]:
-    """Return everything that the public packages offer, and the objects that a program gets from a Client, by name."""
+    """Return all objects that the public packages export, and the classes of objects that a program gets from a Client,
+    by name."""
     found: dict[str, Any] = {}
     for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
         found |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
@@ -83,7 +87,8 @@ def public_objects() -> dict[str, Any]:
 
 
 def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Return the functions that a program can call on a public object: itself, its constructor, its public methods."""
+    """Yield the functions that a program can call on a public object: the function itself, or a class's constructor and
+    public methods."""
     if not inspect.isclass(item):
         if callable(item):
             yield name, item
@@ -95,7 +100,7 @@ def calls_of(name: str, item: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber]:
-    """Return the numbers of a call. The keywords of a TypedDict count one by one."""
+    """Yield the numeric arguments of a call. Each keyword of a TypedDict counts as one argument."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -114,7 +119,7 @@ def numbers_of(call: str, function: Callable[..., Any]) -> Iterator[PublicNumber
 
 
 def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
-    """Return whether values of this annotation are or contain numbers. Aliases are looked up in `names`."""
+    """Return whether values with this annotation are or contain numbers. Type aliases are looked up in `names`."""
 
     def written_out(word: re.Match[str]) -> str:
         alias = names.get(word[0])
@@ -125,7 +130,8 @@ def is_number(annotation: str, names: Mapping[str, Any]) -> bool:
 
 
 def fields_of(name: str, item: Any) -> Iterator[PublicNumber]:
-    """Return the numeric fields of a public value class without a signature of its own: msgspec's and pydantic's."""
+    """Yield the numeric fields of a public value class (msgspec or pydantic) whose constructor has no explicit
+    signature."""
     if inspect.isclass(item) and issubclass(item, msgspec.Struct):
         for field_name, kind in item.__annotations__.items():
             if _NUMERIC.search(str(kind)):
@@ -137,7 +143,7 @@ def fields_of(name: str, item: Any) -> Iterator[PublicNumber]:
 
 
 def doors() -> list[PublicNumber]:
-    """Return every number that a program can pass."""
+    """Return every number that a program can pass to a public call."""
     found: dict[PublicNumber, None] = {}
     for name, item in PUBLIC.items():
         found |= dict.fromkeys(fields_of(name, item))
@@ -151,7 +157,7 @@ OBJECTS = {kind.__name__: kind for kind in kinds()}
 DOORS = doors()
 
 
-# The table
+# The table of limits
 
 IMMUNITY_S = NumberRange(1, int(LONGEST_TIME_S))
 NOT_NEGATIVE, POSITIVE = NumberRange(0, NUMBER_MAX), NumberRange(1, NUMBER_MAX)
@@ -178,7 +184,7 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("ScanOptions", "ending_timestamp"): NumberRange(0, 2**63 - 1),
     ("StartingOptions", "starting_timestamp"): NumberRange(0, 2**63 - 1),
     ("DestinationOptions", "sharding_key"): "every text and every number of 64 bits is a key; tested below",
-    # Producers
+    # Limits for producers
     ("Client.write_queues", "timeout_s"): TIME_S,
     ("Client.push_consumer", "consume_timestamp_ms"): TIME_MS,
     ("Client.repeatable_writer", "epoch"): NOT_NEGATIVE,
@@ -196,15 +202,15 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.Message.__init__", "delay_level"): "more than the last level means the last level; tested below",
     ("raymq.Message.__init__", "deliver_at_ms"): "the greatest depends on the time of the call; tested below",
     ("raymq.MessageQueue.__init__", "queue_id"): "each door refuses a queue that its topic does not have; tested below",
-    # Consumers
+    # Limits for consumers
     **{
         (f"{kind}.{method}", name): bounds
         for kind in ("PullConsumer", "AsyncPullConsumer")
         for method, name, bounds in (
             ("poll", "max_messages", POSITIVE),
             ("poll_table", "max_messages", POSITIVE),
-            ("seek", "offset", SIGNED),  # OffsetOutOfRangeError, where the queue's own bounds are known
-            ("commit", "offsets", SIGNED),  # likewise: polls have not come so far
+            ("seek", "offset", SIGNED),  # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
+            ("commit", "offsets", SIGNED),  # raises OffsetOutOfRangeError if no poll has reached the offset
             ("offset_for_timestamp", "timestamp_ms", TIME_MS),
             ("offsets_for_times", "times_ms", TIME_MS),
             ("send_back", "delay_level", NumberRange(-1, 18)),
@@ -227,8 +233,9 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raymq.ConsumeLater.__init__", "suspend_ms"): NumberRange(-1, 2**31 - 1),
     ("raymq.ConsumeLater.__init__", "first"): NOT_NEGATIVE,
     ("raymq.predicate", "timeout_s"): NumberRange(0.1, 300.0),
-    ("raymq.PutBatch.refuse", "index"): SIGNED,  # the batch's own bounds follow, as another InvalidArgumentError
-    # Administration
+    # the call also checks the batch's size, with another InvalidArgumentError
+    ("raymq.PutBatch.refuse", "index"): SIGNED,
+    # Limits for administration
     ("raymq.connect", "broker_groups"): NumberRange(1, 26),
     ("Admin.browse", "begin_ms"): TIME_MS,
     ("Admin.browse", "end_ms"): TIME_MS,
@@ -236,17 +243,18 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.browse", "limit"): NumberRange(1, 1000),
     ("Admin.browse", "max_scanned"): NumberRange(1, 1_000_000),
     ("Admin.browse", "max_ms"): NumberRange(1, 60_000),
-    ("Admin.create_topic", "queues"): SIGNED,  # the number of broker groups gives the bounds; tested below
+    ("Admin.create_topic", "queues"): SIGNED,  # the limits depend on the number of broker groups; tested below
     ("Admin.create_topic", "reserve_time_s"): RESERVED_S,
-    ("Admin.create_topics", "topics"): SIGNED,  # likewise
-    ("Admin.update_topic", "queues"): SIGNED,  # likewise
-    ("Admin.update_topic", "perm"): SIGNED,  # NoPermissionError for a number that is no permission, as in RocketMQ
+    ("Admin.create_topics", "topics"): SIGNED,  # the limits depend on the number of broker groups
+    ("Admin.update_topic", "queues"): SIGNED,  # the limits depend on the number of broker groups
+    # raises NoPermissionError if the number is not a permission, as in RocketMQ
+    ("Admin.update_topic", "perm"): SIGNED,
     ("Admin.update_topic", "reserve_time_s"): RESERVED_S,
     ("Admin.delayed", "begin_ms"): TIME_MS,
     ("Admin.delayed", "end_ms"): TIME_MS,
     ("Admin.delayed", "limit"): NumberRange(1, 1000),
     ("Admin.offset_by_time", "timestamp_ms"): TIME_MS,
-    ("Admin.pull", "offset"): SIGNED,  # OffsetOutOfRangeError, where the queue's own bounds are known
+    ("Admin.pull", "offset"): SIGNED,  # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
     ("Admin.pull", "max_messages"): NumberRange(1, PULL_MAX_MESSAGES),
     ("Admin.pull", "wait_s"): NumberRange(0.0, PULL_MAX_WAIT_S),
     ("Admin.query_by_key", "max_messages"): POSITIVE,
@@ -257,14 +265,15 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("Admin.replay", "max_messages"): POSITIVE,
     ("Admin.replay", "rate"): RATE,
     ("Admin.reset_offsets", "timestamp_ms"): TIME_MS,
-    ("Admin.reset_offsets", "offset"): SIGNED,  # OffsetOutOfRangeError, where the queue's own bounds are known
+    # raises OffsetOutOfRangeError if the offset is outside the queue's bounds
+    ("Admin.reset_offsets", "offset"): SIGNED,
     ("Admin.tail", "positions"): NOT_NEGATIVE,
     ("Admin.tail", "max_messages"): NumberRange(1, 1024),
     ("Admin.set_config", "value"): "the setting's own bounds; tested below",
     ("DeadLetters.letters", "max_messages"): POSITIVE,
     ("DeadLetters.replay", "rate"): RATE,
     ("DeadLetters.replay", "max_messages"): NOT_NEGATIVE,
-    # Ray's libraries, logging, Spark
+    # Limits for Ray's libraries, logging and Spark
     ("raymq.RaymqHandler.__init__", "level"): "logging has the bounds; tested below",
     ("raymq.RaymqHandler.__init__", "capacity"): POSITIVE,
     ("raymq.RaymqHandler.__init__", "flush_timeout_s"): TIME_S,
@@ -308,15 +317,16 @@ TABLE: Mapping[tuple[str, str], NumberRange | str] = {
     ("raydp_jobs.stream_topic", "max_trigger_delay_s"): TIME_S,
     ("raydp_jobs.stream_topic", "min_partitions"): POSITIVE,
 }
-"""The bounds of each number that a program can pass, or the reason why the number needs none here."""
+"""Limits of each number that a program can pass, or the reason why the number needs no limits in this table."""
 
 RESULTS = (raymq.MessageExt, raymq.FetchedBatch, raymq.HookedBatch, raymq.PutBatch, raymq.PullResult, raymq.QueueRange)
 RESULTS += (raymq.SendResult, raymq.TableResult, raymq.ReceivedMessage, raymq.data.WriteSummary, raymq.Predicate)
-"""Values that raymq makes and programs receive. Programs have no reason to make them."""
+"""Classes of values that raymq creates and programs receive. Programs have no reason to create these values."""
 
 
 def row_of(door: PublicNumber) -> NumberRange | str | None:
-    """Return the row of a number: its own, or the common row of all waits of a client's object."""
+    """Return the table row of a number: its own row, or the common row for the wait times of all client
+    objects."""
     row = TABLE.get((door.call, door.argument)) or TABLE.get((door.call.removeprefix("raymq."), door.argument))
     if row is not None:
         return row
@@ -340,11 +350,12 @@ def test_every_number_of_a_public_call_has_a_row() -> None:
     assert not [key for key in stale if key[1] != "consume_message_batch_max_size"], "TABLE names what does not exist"
 
 
-# The doors
+# Calls of the public functions
 
 
 def of_object(door: PublicNumber, value: object) -> None:
-    """Call a method of a client's object that was not initialised: the check must come first."""
+    """Pass `value` to a method of a client object that is not initialised: the check must come before any use of the
+    object."""
     name, _, method = door.call.removeprefix("raymq.").partition(".")
     kind = OBJECTS[name]
     result = getattr(kind.__new__(kind), method)(**required(getattr(kind, method), door), **{door.argument: value})
@@ -353,7 +364,7 @@ def of_object(door: PublicNumber, value: object) -> None:
 
 
 def of_function(door: PublicNumber, value: object) -> None:
-    """Call a public function, or make a public object."""
+    """Pass `value` to a public function or to a public class's constructor."""
     owner, _, name = door.call.rpartition(".")
     if name == "__init__":
         function: Any = PUBLIC[owner]
@@ -366,7 +377,7 @@ def of_function(door: PublicNumber, value: object) -> None:
 
 
 def required(function: Callable[..., Any], door: PublicNumber) -> dict[str, Any]:
-    """Return the required arguments of a call. No call reaches the point at which it uses them."""
+    """Return placeholder values for the required arguments of a call. The call must fail before it uses them."""
     numbers = {one.argument for one in DOORS if one.call == door.call}
     return {
         name: 1 if name in numbers else (lambda message: True) if door.call == "raymq.predicate" else None
@@ -390,18 +401,18 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
     "raymq.Message.__init__": partial(Message, "orders", b"x"),
     "raymq.RaymqHandler.__init__": partial(raymq.RaymqHandler, "logs", client=object()),
 }
-"""Maps the options of a TypedDict, and values of several fields, to their checks."""
+"""Functions that check options, by the name of a TypedDict of options or of a value class with several fields."""
 
 
 def scan_options(options: Mapping[str, Any]) -> None:
-    """Check the options of a read, as the reads of Spark do before they call the cluster."""
+    """Check the options of a read, as Spark reads do before they call the cluster."""
     check_options(options)
     starting_boundary(options, ["orders"])
     ending_boundary(options, ["orders"])
 
 
 def call(door: PublicNumber, value: object) -> None:
-    """Pass a value to a public call."""
+    """Pass `value` to the public call that `door` names."""
     if door.call in MAKERS:
         MAKERS[door.call](**{door.argument: value})
     elif door.call.removeprefix("raymq.").partition(".")[0] in OBJECTS:
@@ -411,11 +422,11 @@ def call(door: PublicNumber, value: object) -> None:
 
 
 def absurd_values(bounds: NumberRange, annotation: str) -> list[object]:
-    """Return values that a number with these bounds must not have."""
+    """Return values that an argument with these limits must refuse."""
     whole = "float" not in annotation
     values: list[object] = [*NOT_NUMBERS, *([0.5, np.float32(2.0)] if whole else [])]
     if bounds.high == 2**63 - 1 and not whole:
-        values = [value for value in values if value != 2**63]  # no float lies between
+        values = [value for value in values if value != 2**63]  # no float exists between the limit and this value
     beyond = [bounds.low - 1, bounds.high + 1] if whole else [bounds.low - 0.0001, bounds.high * 2 + 1]
     if "None" not in annotation:
         values.append(None)
@@ -448,11 +459,11 @@ VALUES: Mapping[str, Mapping[str, Any]] = {
     "raymq.serve.RaymqAdapterConfig.__init__": {},
     "raymq.serve.RaymqLagPolicy.__init__": {"queue_name": "images"},
 }
-"""Constructors that check their fields themselves, with the arguments that they need."""
+"""Constructors that check their fields themselves, with the other arguments that they need."""
 
 
 def function_of(door: PublicNumber) -> Callable[..., Any]:
-    """Return the function whose arguments `checked` checks."""
+    """Return the function whose arguments the decorator `checked` checks."""
     owner, _, name = door.call.rpartition(".")
     kind = PUBLIC.get(owner) or OBJECTS.get(owner)
     function: Callable[..., Any] = PUBLIC[door.call] if kind is None else getattr(kind, name)
@@ -484,11 +495,11 @@ def test_an_absurd_offset_of_a_read_is_refused(value: Any) -> None:
             assert len(str(caught.value)) < 400
 
 
-# Settings
+# Numeric settings
 
 
 def numeric_settings() -> Iterator[tuple[str, type[BaseModel], str]]:
-    """Return the numeric settings of `raymq.yaml`: section, class of the section, and key."""
+    """Yield the numeric settings of `raymq.yaml`: section, class of the section, and key."""
     for section, kind in {"": ClusterSettings, **SETTINGS_SECTIONS}.items():
         for key, field in kind.model_fields.items():
             if _NUMERIC.search(str(field.annotation)):

@@ -1,4 +1,5 @@
-"""Absurd numbers change nothing; numbers at their bounds, and numpy numbers, take effect."""
+"""Tests that a call with an absurd number changes nothing, and that numbers at their limits and numpy numbers are
+accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from tests.support.clients.lanes import ECHO, echo_server
 from tests.support.clients.producers import producers_of_fakes
 
 DIGITS = 10**5000
-"""A number that Python refuses to write as text, even as the id of a test."""
+"""A number with so many digits that Python refuses to convert it to text, even for the id of a test."""
 MANY_DIGITS = pytest.param(DIGITS, id="digits")
 
 
@@ -102,7 +103,7 @@ def test_bounds_of_an_argument_that_does_not_exist_are_a_mistake_of_the_program(
         checked(bounded(counts=NumberRange(1, 9))(lambda count: count))
 
 
-# Sends
+# Numbers in sends
 
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, 10**18, MANY_DIGITS])
@@ -160,7 +161,7 @@ def test_the_longest_times_take_effect() -> None:
 def test_a_message_has_no_absurd_number(value: Any) -> None:
     for name in ("flag", "delay_level", "deliver_at_ms"):
         if (name, value) == ("flag", -1):
-            continue  # a flag is a signed number
+            continue  # a flag may be negative
         with pytest.raises(MessageIllegalError, match=name):
             Message("orders", b"x", **{name: value})
 
@@ -171,7 +172,7 @@ def test_a_message_of_the_far_future_is_refused_with_the_bound_in_days() -> None
             Message("orders", b"x", deliver_at_ms=at_ms)
 
 
-# Texts that people type
+# Numbers in texts that people type
 
 
 def test_a_typed_number_is_written_in_digits() -> None:
@@ -195,7 +196,7 @@ def test_a_typed_queue_or_place_with_an_absurd_number_is_refused() -> None:
             parse_position("t", f"a:3:{offset}")
 
 
-# Others
+# Numbers in cursors, log levels and task delays
 
 
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", str(2**63), "1" * 5000, "true", '"7"', "1.5", "null"])
@@ -215,6 +216,7 @@ def test_a_log_handler_takes_no_absurd_level(level: Any) -> None:
 
 @pytest.mark.parametrize("value", ["3", math.nan, -1, True, math.inf, MANY_DIGITS])
 def test_a_task_has_no_absurd_delay(value: Any) -> None:
-    adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)  # the check comes first
+    # the number must be checked before the uninitialised adapter is used
+    adapter = RaymqTaskProcessorAdapter.__new__(RaymqTaskProcessorAdapter)
     with pytest.raises(InvalidArgumentError, match="delay_s must be"):
         adapter.enqueue_task_sync("resize", delay_s=value)

@@ -1,6 +1,6 @@
-"""Types for users: a program that uses all of the public interface passes its author's type checker.
+"""Tests of raymq's type annotations for users: a program that uses the whole public interface passes the type checker.
 
-raymq is installed as a package there. A public signature has `Any` only with a reason.
+The checker sees raymq as an installed package. A public signature contains `Any` only for a listed reason.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def wrong(mq: raymq.Client) -> None:
     mq.admin.update_group("billing", retries="many")
     assert_type(mq.admin.group_summary("billing").lag, str)
 """
-# Ray and Spark have types of their own, which are not ours to check and take longer than all of raymq.
+# Skip Ray and Spark: their types are not ours to check, and checking them takes longer than checking all of raymq.
 MYPY = "[mypy]\nstrict = True\n[mypy-ray.*,pyspark.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
 CHECK_TIMEOUT_S = 200
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a directory with an environment `v` that has raymq from its wheel, and raymq's dependencies."""
+    """Return a directory with a virtual environment `v`, in which raymq is installed from its wheel together with
+    raymq's dependencies."""
     directory = tmp_path_factory.mktemp("types")
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(directory / "v")], check=True, timeout=CHECK_TIMEOUT_S
@@ -109,18 +110,19 @@ REASONS = {
     "read_topic(runtime_env)": RAYS,
     "write_topic(ray_remote_args)": RAYS,
 }
-"""The places of Any in public signatures, each with its reason."""
+"""Public signatures that contain Any, each with its reason."""
 
 
 def public_things() -> Iterator[object]:
-    """Return everything that users may import, and the classes behind `client.admin`."""
+    """Yield all objects that users may import, and the classes behind `client.admin`."""
     for module in (raymq, raymq.data, raymq.serve, raydp_jobs):
         yield from (getattr(module, name) for name in module.__all__)
     yield from (Admin, DeadLetters)
 
 
 def signatures(thing: object) -> Iterator[Callable[..., Any]]:
-    """Return raymq's own functions of an object: itself, or a class's public methods and properties."""
+    """Yield the functions of a public object that raymq itself defines: the function itself, or a class's public
+    methods and properties."""
     if inspect.isfunction(thing):
         yield thing
     elif inspect.isclass(thing):

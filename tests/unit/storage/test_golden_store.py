@@ -1,4 +1,4 @@
-"""The facts of spec/storage.md §13 about files."""
+"""Tests of the golden facts of spec/storage.md §13 about files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_fact_17_a_queue_that_does_not_start_at_0_is_filled_with_pre_blank_units
 
 
 def test_fact_18_the_unit_of_a_delayed_message_holds_the_time_of_its_delivery(tmp_path):
-    """Recovery makes the unit from the record: level 3, stored at 1700000000001, is due at 1700000010001."""
+    """Recovery computes the queue unit from the record: a message with level 3, stored at 1700000000001, is due at
+    1700000010001."""
     root = tmp_path / "store"
     store = open_store(root, clock_ms=lambda: 1_700_000_000_001)
     store.append([make_batch([b"later"], topic="SCHEDULE_TOPIC_XXXX", queue_id=2, extra_properties={"DELAY": "3"})])

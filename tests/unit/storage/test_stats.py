@@ -1,4 +1,4 @@
-"""The counters of a store: the totals of yesterday and today."""
+"""Tests of a store's counters, including the totals of yesterday and today."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MONDAY = date(2026, 11, 23)
 
 
 class Calendar:
-    """The day, and the seconds of the monotonic clock."""
+    """Fake clocks: the current day, and the seconds of the monotonic clock."""
 
     def __init__(self) -> None:
         self.day, self.now_s = MONDAY, 0.0
@@ -24,7 +24,7 @@ class Calendar:
 
 
 def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, int]]:
-    """Return the counts of puts and gets of yesterday morning, this morning and now."""
+    """Return the total numbers of puts and gets at three times: yesterday morning, this morning and now."""
     runtime = stats.runtime(calendar.now_s, 0)
     moments = ("YesterdayMorning", "TodayMorning", "TodayNow")
     found = {name: [int(runtime[f"msg{name}Total{moment}"]) for moment in moments] for name in ("Put", "Get")}
@@ -32,7 +32,7 @@ def days_of(stats: StoreStats, calendar: Calendar) -> dict[str, tuple[int, int, 
 
 
 def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: int = 0) -> None:
-    """Put messages and fetch half of them, `days_later` than before. A sample is due afterwards."""
+    """Put messages and fetch half of them, `days_later` days after the previous call. Then a sample is due."""
     calendar.day += timedelta(days_later)
     calendar.now_s += 1
     stats.take_sample(calendar.now_s)
@@ -45,7 +45,7 @@ def work(stats: StoreStats, calendar: Calendar, messages: int, *, days_later: in
 def test_totals_are_kept_at_midnight_for_two_days() -> None:
     calendar = Calendar()
     stats = StoreStats(calendar)
-    calendar.now_s = 1e9  # later than the monotonic clock, by which the first sample was taken
+    calendar.now_s = 1e9  # later than the real monotonic clock, which timed the first sample
     work(stats, calendar, 10)
     assert days_of(stats, calendar) == {"Put": (0, 0, 10), "Get": (0, 0, 5)}
     work(stats, calendar, 4, days_later=1)

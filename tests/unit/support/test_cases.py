@@ -1,4 +1,4 @@
-"""Many cases in one test: every case is checked, and each failure names its case."""
+"""Tests of running many cases in one test: every case is checked, and each failure names its case."""
 
 from __future__ import annotations
 

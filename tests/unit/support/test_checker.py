@@ -1,4 +1,4 @@
-"""The checker of the chaos tests finds each kind of violation."""
+"""Tests that the checker of the chaos tests finds each kind of violation."""
 
 from __future__ import annotations
 

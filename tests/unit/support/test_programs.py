@@ -1,4 +1,5 @@
-"""Tests of programs that a machine may lack are skipped there, and fail in CI, which installs the programs."""
+"""Tests that need a program are skipped on a machine without the program, but fail in CI, which installs the
+programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of modules that share a cluster names only existing modules."""
+"""Tests that the list of test modules that share a cluster names only existing modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_files_that_share_a_cluster_run_one_after_the_other_in_the_order_of_the_
 
 
 def test_every_folder_of_chaos_that_starts_ray_is_listed() -> None:
-    """A folder that is not listed would run beside another cluster, and slow both."""
+    """A chaos folder that is not listed would run at the same time as another cluster, and slow down both."""
     without_ray = {"nodes", "simulation", "store"}
     folders = {path.parent.name for path in (TESTS / "chaos").glob("*/test_*.py")}
     assert folders - without_ray == {folder for _, folder in RAY_CHAOS}

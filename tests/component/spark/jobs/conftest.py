@@ -1,4 +1,4 @@
-"""Spark with the settings of quick jobs: a few rows need one partition."""
+"""Spark settings for quick jobs: one partition, because the tests have few rows."""
 
 from __future__ import annotations
 

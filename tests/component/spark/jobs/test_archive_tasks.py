@@ -1,4 +1,5 @@
-"""The tasks of an archive in Spark: workers read ranges into files that the driver takes over."""
+"""Tests of the Spark tasks of an archive: workers write offset ranges to files, and the driver takes over the
+files."""
 
 from __future__ import annotations
 

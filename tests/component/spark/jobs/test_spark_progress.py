@@ -1,4 +1,4 @@
-"""The progress bar of a Spark job shows its tasks."""
+"""Tests that the progress bar of a Spark job shows the job's tasks."""
 
 from __future__ import annotations
 

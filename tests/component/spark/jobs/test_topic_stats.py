@@ -1,4 +1,4 @@
-"""The steps of topic_stats on a few rows with known figures."""
+"""Tests of the steps of topic_stats on a few rows with known results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS: list[Row] = [
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    """Return rows of (topic, seconds after noon, tag, keys, body) as `read_topic` returns them."""
+    """Return a DataFrame like that of `read_topic` from rows of (topic, seconds after noon, tag, keys, body)."""
     full = [
         (topic, "broker-a", 0, offset, tags, keys, body, {}, NOON, NOON + timedelta(seconds=seconds), f"{offset:032X}")
         for offset, (topic, seconds, tags, keys, body) in enumerate(rows)

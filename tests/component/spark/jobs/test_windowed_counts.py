@@ -1,4 +1,4 @@
-"""Windows that Spark counts over a stream of files: each count is known, and sent once."""
+"""Tests of windows that Spark counts over a stream of files: each count is correct and is sent once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ MINUTE = Windows(60, 60, 10)
 
 
 class Stream:
-    """A stream of files of rows, (seconds after noon, tag, keys), and the counts that a query over it sends."""
+    """A stream of files, and the counts that a streaming query over the files sends.
+
+    A file's rows are (seconds after noon, tag, keys).
+    """
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         self._spark, self._directory = spark, directory
@@ -68,7 +71,7 @@ class Stream:
         os.utime(path, (self._files, self._files))  # Spark takes the oldest file first
 
     def run(self, windows: Windows = MINUTE) -> Counted:
-        """Count all present files, with a batch per file."""
+        """Count the rows of all present files in one query, with a micro-batch per file."""
         messages = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{self._directory}/rows")
         stored = StoredCounts(lambda count: None)
 
@@ -81,8 +84,7 @@ class Stream:
         return await_end(query, "counts", stored)
 
     def counts(self) -> dict[tuple[int, str | None], int]:
-        """Return the sent counts by their window's begin, in seconds after noon, and by tag. Checks that each was sent
-        once."""
+        """Return the sent counts by window start (seconds after noon) and tag. Fails if a count was sent twice."""
         found: dict[tuple[int, str | None], int] = {}
         for row in (row for rows in self.sent.values() for row in rows):
             body = json.loads(row["body"])
@@ -112,7 +114,7 @@ def test_windows_are_sent_once_they_are_closed_and_a_restart_goes_on(stream: Str
 def test_late_messages_are_left_out_of_windows_that_were_sent_and_told(stream: Stream) -> None:
     stream.append((10, "paid", []))
     stream.append((100, "paid", []))
-    stream.append((110, "paid", []))  # the batch that sends the first window
+    stream.append((110, "paid", []))  # this batch closes the first window, so that its counts are sent
     stream.append((20, "paid", []), (65, "paid", []))
     stream.append((300, "paid", []))
     done = stream.run()

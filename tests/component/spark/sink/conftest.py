@@ -1,4 +1,4 @@
-"""Spark as users run it, whose workers write to a store of this process."""
+"""Fixtures for Spark as users run it: Spark's workers write to a store in the test process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(server) -> DedupStore:
 
 @pytest.fixture(autouse=True)
 def connection(server, monkeypatch) -> FarConnection:
-    """Make all writes go to the store instead of a cluster."""
+    """Make all Spark writes go to the test's store instead of a cluster."""
     made = FarConnection(server.address, topic_route(a=4))
     monkeypatch.setattr(writer, "ClusterConnection", lambda client, settings: made)
     return made

@@ -1,4 +1,5 @@
-"""`topic_sink` in streaming queries without Ray: each row of each batch arrives once, over failures and restarts."""
+"""Tests of `topic_sink` in streaming queries without Ray: each row of each batch is stored once, despite failures and
+restarts."""
 
 from __future__ import annotations
 

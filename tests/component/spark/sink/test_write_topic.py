@@ -1,4 +1,5 @@
-"""`write_topic` on a Spark without Ray: each row arrives once, with its columns; each mistake is one clear error."""
+"""Tests of `write_topic` with Spark and without Ray: each row is stored once, with its columns; each mistake raises one
+clear error."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_a_plan_location_keeps_the_queues_of_the_first_attempt(spark, store, con
 
 
 def test_workers_that_are_killed_lose_and_double_nothing(spark, server, store):
-    """Spark repeats the task on a new worker."""
+    """Spark repeats the task of a killed worker on a new worker."""
     killed = []
 
     def kill(number: int, pid: int) -> None:

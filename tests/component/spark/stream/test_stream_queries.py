@@ -1,4 +1,5 @@
-"""Streaming queries over topics in a real Spark: the rows of a batch and of its repeats, and operations on the rows."""
+"""Tests of streaming queries over topics in a real Spark: the rows of a batch and of its repeats, and operations on the
+rows."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def stream(
 
 
 class Batches:
-    """A sink for `foreachBatch` that keeps the rows of each batch and their partitions."""
+    """A `foreachBatch` sink that stores the rows and partitions of each batch, and fails if a repeated batch
+    differs."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[Row]] = {}
@@ -87,7 +89,7 @@ def test_available_now_reads_what_there_is_in_batches_and_a_restart_goes_on_ther
 def test_a_batch_that_was_not_finished_is_read_again_as_it_was_whatever_has_changed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The sink itself compares the rows and partitions of a batch with the first run of the batch."""
+    """The sink compares the rows and partitions of a repeated batch with the batch's first run."""
     topics, batches = FakeTopics({A0: (0, 120), B0: (0, 30)}), Batches()
     for failing in (0, 1, 2):
         batches.fail_at = failing
@@ -152,8 +154,8 @@ def test_progress_has_offsets_messages_and_lag(spark: SparkSession, tmp_path: Pa
 
 
 def test_windows_with_a_watermark_are_appended_once_they_are_closed(spark: SparkSession, tmp_path: Path) -> None:
-    """100 messages, one per second: ten windows of 10 s. The watermark closes windows that ended 20 s before the newest
-    row."""
+    """100 messages, one per second, form ten windows of 10 s. The watermark is 20 s behind the newest row and closes
+    windows that ended before it."""
     topics = FakeTopics({A0: (0, 60)})
     frame = stream(spark, topics).withWatermark("born_timestamp", "20 seconds")
     counts = frame.groupBy(functions.window("born_timestamp", "10 seconds"), "tags").count()
@@ -200,7 +202,8 @@ def test_every_output_mode_works(spark: SparkSession, tmp_path: Path, mode: str)
 
 
 def test_two_topics_join_as_streams(spark: SparkSession, tmp_path: Path) -> None:
-    """Offsets 0 to 49 of orders meet offsets 20 to 79 of payments, which come later, each within 5 s."""
+    """Orders with offsets 0 to 49 are joined with payments with offsets 20 to 79. A payment must be at most 5 s later
+    than its order."""
     orders, payments = MessageQueue("orders", "a", 0), MessageQueue("payments", "a", 0)
     left, right = FakeTopics({orders: (0, 50)}), FakeTopics({payments: (20, 20)})
     ordered = stream(spark, left).select(functions.col("queue_offset").alias("ordered"), "born_timestamp")
@@ -262,6 +265,6 @@ def test_spark_is_asked_to_read_a_part_where_it_is(spark: SparkSession) -> None:
     assert end is not None
     frame = BatchFrames(spark, read, SCHEMA).frame(*source.batch(None, end))
     rdd = frame.queryExecution().logical().rdd()
-    # the scheduler's own answer, which looks through narrow dependencies
+    # the preferred hosts that Spark's scheduler computes, which also follows narrow dependencies
     hosts = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, index).mkString(",") for index in range(2)]
     assert hosts == ["10.0.0.1", "10.0.0.2,10.0.0.3"]

@@ -1,5 +1,5 @@
-"""Compaction topics in a store: the newest message of each key stays, whatever is deleted and whenever the store
-dies."""
+"""Tests of compaction topics: the newest message of each key stays, whatever retention deletes and whenever the store's
+process is killed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Compacted:
 
 
 def read(store: MessageStore, start: int = 0, max_messages: int = 7, max_bytes: int = 4000) -> dict[int, bytes]:
-    """Return the messages that a consumer reads from an offset on, by offset."""
+    """Return the messages that a consumer reads from offset `start` to the queue's end, by offset."""
     found: dict[int, bytes] = {}
     offset, end = start, store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -127,7 +127,7 @@ def test_the_newest_message_of_each_key_stays_at_its_offset_with_its_bytes(root)
 
 @pytest.mark.parametrize("field", ["queue id", "queue offset", "physical offset", "topic"])
 def test_a_damaged_record_of_the_compacted_log_is_never_another_message(root, field):
-    """The unit of the compacted log has the place of each record."""
+    """The compacted log's unit of a record holds the record's place, against which the store checks the record."""
     it = Compacted(root)
     it.send(*[(f"key-{n}", b"%d" % n) for n in range(4)], ("key-1", b"newest"))
     it.compact()
@@ -290,7 +290,8 @@ def test_a_deleted_topic_leaves_nothing_to_a_topic_of_its_name(root):
     it.store.close()
     left.rename(root / "compaction2")
     (root / "compaction").rmdir()
-    (root / "compaction2").rename(root / "compaction")  # as a crash in the middle of the deletion may leave it
+    # the state of the directories that a crash in the middle of the topic's deletion may leave
+    (root / "compaction2").rename(root / "compaction")
     it.open()
     assert read(it.store) == {0: b"new"}
     assert it.compact() == 1
@@ -333,17 +334,18 @@ def test_a_replica_compacts_nothing_that_may_be_cut_when_another_one_leads(root)
     it.store.close()
 
 
-# Damaged records
+# Tests of damaged records
 
 
 def places(store: MessageStore) -> list[int]:
-    """Return the physical offsets of the queue's first records."""
+    """Return the physical offsets of the records in the queue's first file."""
     [queue] = store._parts.queues.plain
     return queue.units(0, QUEUE_FILE_UNITS)["physical_offset"].tolist()
 
 
 def intact(store: MessageStore) -> dict[int, bytes | None]:
-    """Return what a consumer reads one by one, by offset; None for a damaged record."""
+    """Return the bodies that a consumer reads one message at a time, by offset. The body of a damaged record is
+    None."""
     found: dict[int, bytes | None] = {}
     offset, end = 0, store.queues.bounds("orders", 0).max_offset
     while offset < end:
@@ -364,7 +366,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert at + 500 < len(before), "the record is in the first file"
     flip(root, at, field)
     assert it.compact() == 1
-    # the earlier message with the same key is the newest readable one
+    # the record at offset 90 is damaged, so the newest readable message of its key is at offset 30
     kept = {**it.newest(), 30: it.sent[30][1]}
     damaged = {90: None}
     assert intact(it.store) == kept | damaged
@@ -379,7 +381,7 @@ def test_a_damaged_record_is_not_copied_and_stays_in_the_log_until_it_is_mended(
     assert intact(it.store) == kept | damaged | {300: it.sent[300][1]}
     it.compact(LATER_MS + 2 * SETTLED_MS)
     with (root / "commitlog" / ("0" * 20)).open("r+b") as file:
-        file.write(before)  # as intact bytes of another replica
+        file.write(before)  # restores the intact bytes, as a repair from another replica does
     it.send(("last", b"last"))
     it.now_ms = LATER_MS + 2 * SETTLED_MS
     assert it.compact(LATER_MS + 4 * SETTLED_MS) == 1
@@ -415,7 +417,7 @@ def test_a_copy_that_the_disk_has_damaged_holds_up_no_other(root):
     unit = queue.compacted.units[3]
     with path.open("r+b", buffering=0) as file:
         file.seek(int(unit["position"]) + 2)
-        file.write(b"\xff")  # its size
+        file.write(b"\xff")  # damages the size field of the copied record
     wrong = int(unit["queue_offset"])
     found = intact(it.store)
     assert {offset: body for offset, body in found.items() if offset != wrong} == {
@@ -448,12 +450,12 @@ def test_a_unit_that_is_blanked_during_a_fetch_damages_no_record(root, monkeypat
 
 
 class Died(BaseException):
-    """The store's process was killed."""
+    """Simulates that the store's process was killed."""
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypatch, seed):
-    """Each call to the disk in a compaction is the last one in turn."""
+    """The test kills the store at each disk call of a compaction, one call per run."""
     random = Random(seed)
     monkeypatch.setattr(compactor, "CHUNK_BYTES", 2000)
     monkeypatch.setattr(compactor, "BLANKED_AT_ONCE", 50)
@@ -487,7 +489,8 @@ def test_whenever_the_store_dies_the_newest_of_each_key_is_there(root, monkeypat
 
 
 def _compact_until(it: Compacted, monkeypatch: pytest.MonkeyPatch, cut: int, now_ms: int) -> bool:
-    """Compact, and die at the disk call with number `cut`. Returns False if the process died."""
+    """Compact, and simulate a kill at disk call number `cut`. Returns False if the kill happened, True if the
+    compaction finished."""
     calls = iter(range(cut))
     with monkeypatch.context() as patch:
         for name in ("pwrite_all", "write_file", "rename", "sync_directory", "unlink", "flush"):

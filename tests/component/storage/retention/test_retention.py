@@ -1,4 +1,4 @@
-"""Retention: its rules alone, and a store after the rules were applied (spec/storage.md §9)."""
+"""Tests of retention: its rules alone, and a store after the rules were applied (spec/storage.md §9)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_usage_is_rounded_up_to_whole_percent():
     assert usage_ratio(0, 0) == -1
 
 
-# In a store
+# Tests of retention in a store
 
 BODIES = [b"%04d" % index + b"x" * 300 for index in range(900)]
 THREE_O_CLOCK = datetime(2023, 11, 15, 3)
@@ -129,7 +129,7 @@ def filled_store(root: Path, **changes) -> MessageStore:
 
 
 def age(root: Path, count: int, now: datetime, hours: float = 100) -> None:
-    """Make the first log files `hours` old."""
+    """Set the modification times of the first `count` log files to `hours` before `now`."""
     for path in sorted((root / "commitlog").iterdir())[:count]:
         os.utime(path, (now.timestamp() - hours * 3600,) * 2)
 
@@ -174,7 +174,7 @@ def test_a_queue_that_was_lost_with_all_its_messages_aged_out_goes_on_where_it_e
     age(root, 2, THREE_O_CLOCK)
     assert clean_by_hand(store) == 2
     store.close()
-    shutil.rmtree(root / "consumequeue/orders/1")  # as a power cut may
+    shutil.rmtree(root / "consumequeue/orders/1")  # a power cut may lose the directory of a queue
     (root / "abort").touch()
     store = open_store(root)
     check_shortened(store, root, 2)
@@ -210,7 +210,7 @@ def test_a_full_disk_refuses_appends_keeps_reading_and_recovers(root, monkeypatc
 
 
 def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
-    """Other programs may have filled the disk, which is no reason to lose unread messages."""
+    """Other programs may have filled the disk. So a full disk alone is no reason to delete unread messages."""
     store = filled_store(root)
     monkeypatch.setattr(cleaner, "disk_usage", lambda path: 0.99)
     for hour in (3, 4):
@@ -223,7 +223,7 @@ def test_a_full_disk_refuses_appends_and_keeps_what_is_young(root, monkeypatch):
 
 
 def test_blocks_that_are_reserved_for_others_do_not_count_as_room(monkeypatch):
-    """The figures of a 100 GiB disk: 60 used, 30 available, 10 reserved for root."""
+    """The test simulates a disk of 100 GiB: 60 GiB used, 30 GiB available, 10 GiB reserved for root."""
     gib = SimpleNamespace(f_frsize=4096, f_blocks=100 << 18, f_bfree=40 << 18, f_bavail=30 << 18)
     monkeypatch.setattr(os, "statvfs", lambda path: gib)
     assert disk_usage(Path("/")) == 0.67
@@ -241,7 +241,8 @@ def test_a_disk_over_85_percent_deletes_young_files_too_where_that_is_switched_o
     bounds = store.queues.bounds("orders", 0)
     [lost] = store.cleaner.deleted_young()
     assert (lost.topic, lost.queue_id, lost.end_offset) == ("orders", 0, bounds.min_offset)
-    assert 100 < lost.begin_offset < lost.end_offset  # the first file had reached its age limit
+    # messages of the first file do not count as young, because that file had reached its age limit
+    assert 100 < lost.begin_offset < lost.end_offset
     assert store.status().retention.young_files_deleted == count - 1
     assert store.statistics().runtime["commitLogYoungFilesDeleted"] == str(count - 1)
     assert f"orders:0 {lost.begin_offset} to {lost.end_offset - 1}" in caplog.text
@@ -305,7 +306,8 @@ def test_readers_and_writers_go_on_while_files_are_deleted(root):
 
 
 def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_its_queues_end(root):
-    """If the log is truncated where a file begins, its last file has no record; retention deletes the earlier files."""
+    """If the log is truncated at the start of a file, that file has no record. Retention then deletes the earlier
+    files, and with them all records."""
     store = filled_store(root)
     store.close()
     truncate_log(small_settings(root), LOG_FILE_BYTES)
@@ -323,7 +325,8 @@ def test_a_store_all_of_whose_records_are_gone_stops_and_opens_and_knows_where_i
 
 
 def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
-    """One queue is empty, the other's records are gone: neither belongs to the deleted topic of that name."""
+    """One queue of the new topic is empty, and retention has deleted the records of the other queue. The store must not
+    take either queue for a queue of the deleted topic."""
     store = open_store(root)
     store.append([make_batch([b"deleted"])])
     store.topics.delete("orders")
@@ -345,7 +348,8 @@ def test_a_topic_made_anew_keeps_its_offsets_though_nothing_of_it_is_left(root):
 
 
 def test_index_files_may_go_while_the_index_still_looks_where_it_ended(root, monkeypatch):
-    """Right after the store opens, its thread checks all files, and retention deletes the first of them."""
+    """After the store opens, the index thread checks all index files. The test lets retention delete the first files
+    during that check."""
     store = filled_store(root, max_index_num=100)
     assert store.queries.by_key("orders", "none").complete
     store.close()
@@ -394,7 +398,8 @@ def test_a_queues_end_is_on_disk_before_its_last_record_is_deleted(tmp_path, mon
 
 
 def test_a_deletion_is_not_forgotten_before_the_records_are_gone_from_the_disk(root, monkeypatch):
-    """A power cut in the middle may bring the files back, and with them the messages of the deleted topic."""
+    """A power cut during the deletion may restore the log files, and with them the messages of the deleted
+    topic."""
     store = open_store(root)
     store.append([make_batch(BODIES[:50], topic="deleted"), make_batch([b"x"], topic="passing")])
     store.topics.delete("deleted")

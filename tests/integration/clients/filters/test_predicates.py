@@ -1,4 +1,5 @@
-"""Predicates of consumers on other nodes or inside of the cluster: runner actors beside the store apply them."""
+"""Predicates of consumers that run on other nodes, or inside of the cluster: runner actors beside the store apply the
+predicates."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process behave as one that cannot read the store's files."""
+    """Make this process behave like a process that cannot read the store's files."""
     monkeypatch.setattr(StorageClient, "reader", lambda self: None)
 
 
 @pytest.fixture
 def prices(mq: raymq.Client, topic: str) -> str:
-    """Create a topic with the prices 0 to 99."""
+    """Create a topic with one message for each price from 0 to 99. Returns the topic's name."""
     with mq.producer() as producer:
         messages = [raymq.Message(topic, b"%d" % price, properties={"price": str(price)}) for price in range(100)]
         producer.send_batch(messages)
@@ -35,7 +36,8 @@ def prices(mq: raymq.Client, topic: str) -> str:
 
 @pytest.fixture
 def runners() -> Iterator[dict[str, ray.actor.ActorHandle]]:
-    """Yield the new runners by name, once `runners_now` has filled the mapping. All runners end with the test."""
+    """Yield a mapping for new runner actors, by name, which `runners_now` fills. At the end of the test all new runners
+    are killed."""
     before = _names()
     yield {}
     for name in _names() - before:
@@ -80,7 +82,7 @@ def test_the_function_runs_in_a_process_of_its_own_beside_the_store(mq: raymq.Cl
                 [raymq.Message(prices, str(price).encode(), properties={"price": str(price)}) for price in (5, 95)]
             )
         assert poll(consumer, 1) == [95]
-        # the runner dies: the next fetch starts another
+        # kill the runner actors: the next fetch starts another runner
         for name in names:
             ray.kill(ray.get_actor(name, namespace=INSTANCES))
         with mq.producer() as producer:

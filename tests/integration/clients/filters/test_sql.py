@@ -1,4 +1,5 @@
-"""Filter expressions in a whole cluster: both kinds of consumers, the command, and groups whose members disagree."""
+"""Filter expressions in a whole cluster: pull and push consumers, the command line, and groups whose members have
+different expressions."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ RARE = raymq.sql("price > 5 AND region = 'eu'")
 
 
 def send(mq: raymq.Client, topic: str, count: int) -> set[bytes]:
-    """Send `count` messages. Returns the bodies of the messages that pass RARE: one in ten."""
+    """Send `count` messages. Returns the bodies of the messages that pass the filter RARE, which are one in
+    ten."""
     with mq.producer() as producer:
         for number in range(count):
             properties = {"price": str(6 if number % 10 == 0 else 5), "region": "eu"}
@@ -68,7 +70,8 @@ def test_a_push_consumer_gets_what_passes_and_the_group_has_one_expression(
 
 
 class LaterOnce:
-    """A listener that postpones the first attempt of every message that passes RARE, and notes later attempts."""
+    """A listener that postpones the first attempt of every message that passes RARE, and records later
+    attempts."""
 
     def __init__(self, notes: ListenerNotes) -> None:
         self.notes = notes
@@ -83,7 +86,7 @@ class LaterOnce:
 def test_redelivered_messages_pass_whatever_the_group_subscribes_to(
     mq: raymq.Client, topic: str, group: str, tmp_path: Path
 ) -> None:
-    """A retry topic is not filtered: failed messages and replayed messages arrive."""
+    """A group's retry topic is not filtered, so failed messages and replayed messages arrive."""
     expected = sorted(map(int, send(mq, topic, 20)))
     notes = ListenerNotes(tmp_path / "notes")
     started = mq.push_consumer(group, consume_from=FIRST).subscribe(topic, RARE).on_message(LaterOnce(notes)).start()

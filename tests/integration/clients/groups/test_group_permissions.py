@@ -1,4 +1,4 @@
-"""Running consumers of all kinds while their group's permission is withdrawn and given back.
+"""Running consumers of all kinds while an administrator withdraws their group's permission and restores it.
 
 The module also tests other changes of administrators that consumers only notice in a cluster.
 """
@@ -21,7 +21,7 @@ from tests.support.history.waiting import eventually
 
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SOON_S = 20.0
-"""Much longer than a heartbeat and a request to the brokers take."""
+"""Seconds within which consumers must notice a change. A heartbeat and a request to the brokers take far less."""
 COUNTED = 2000
 
 
@@ -67,7 +67,7 @@ def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_sec
         assert "forbidden to read" in refusal or "consume_enable is off" in refusal
         eventually(lambda: _states(running) == {"forbidden"}, "the push consumer's stop", SOON_S)
         assert "group allow" in _trouble(running) or "consume_enable is off" in _trouble(running)
-        send(mq, topic, b"3", b"4")  # no consumer reads them, even if it maps the files
+        send(mq, topic, b"3", b"4")  # no consumer reads these messages, even if the consumer maps the store's files
         with pytest.raises(raymq.NoPermissionError):
             pulling.poll(timeout_s=1.0)
         assert sorted(notes.lines()) == ["1", "2"]
@@ -81,7 +81,8 @@ def test_pull_and_push_consumers_stop_within_seconds_say_so_and_go_on_within_sec
 
 
 def _refusal(consumer: raymq.PullConsumer, bodies: list[bytes]) -> str:
-    """Return the error of a poll; empty without an error. The poll's messages are added to `bodies`."""
+    """Poll once. Returns the text of a NoPermissionError, empty without an error, and adds the received bodies to
+    `bodies`."""
     try:
         bodies += [message.body for message in consumer.poll(timeout_s=0.2)]
     except raymq.NoPermissionError as error:
@@ -90,7 +91,8 @@ def _refusal(consumer: raymq.PullConsumer, bodies: list[bytes]) -> str:
 
 
 def _states(running: Any) -> set[str]:
-    """Return the states of the affected queues. If a topic is forbidden, the group's retry topic continues."""
+    """Return the states of the consumer's queues, except queues of the group's retry topic. The retry topic continues
+    if a topic is forbidden."""
     return {q.state for one in running.status() for q in one.queues if not q.queue.topic.startswith("%RETRY%")}
 
 
@@ -124,7 +126,7 @@ def test_a_forbidden_topic_holds_up_no_other_and_a_simple_consumer_says_so(
     with mq.pull_consumer(group, consume_from=FIRST) as consumer:
         consumer.subscribe(topic)
         consumer.subscribe(other)
-        mq.admin.forbid(group, other)  # the first by name: its queues are asked first
+        mq.admin.forbid(group, other)  # this topic's name sorts first, so the consumer polls its queues first
         send(mq, topic, b"1")
         [message] = poll_until(consumer, 1)
         assert message.body == b"1"
@@ -150,7 +152,7 @@ def test_a_group_goes_on_where_another_one_is_after_its_offsets_were_cloned_whil
         assert sum(committed.values()) == 50
     with mq.pull_consumer(group, consume_from=FIRST, auto_commit=False) as consumer:
         consumer.subscribe(topic)
-        poll_until(consumer, 50)  # without a commit
+        poll_until(consumer, 50)  # the consumer receives 50 messages without a commit
         command("group", "clone-offsets", ahead, group, topic)
         send(mq, topic, b"new")
         eventually(

@@ -1,4 +1,4 @@
-"""The metrics of a program that sends and consumes, as Prometheus scrapes them from Ray's agents."""
+"""The metrics of a program that sends and consumes, read from Ray's agents as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.support.metrics.scrape import Scrape, scraped
 FIRST = raymq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 SENT, COMMITTED = 1000, 400
 GAUGES_GONE_S = 45.0
-"""A gauge is exported every 10 s, and dropped 20 s after its last export; the rest is for a busy machine."""
+"""Seconds within which a gauge must disappear. A gauge is exported every 10 s, and dropped 20 s after its last export;
+the rest is for a busy machine."""
 QUIET_S = 60.0
 
 
@@ -20,7 +21,7 @@ def failing(message: raymq.MessageExt) -> None:
 
 
 def commit_some(consumer: raymq.PullConsumer) -> None:
-    """Consume exactly this number of messages, and commit them."""
+    """Consume exactly COMMITTED messages, and commit them."""
     left = COMMITTED
     while left:
         left -= len(consumer.poll(left, timeout_s=20))

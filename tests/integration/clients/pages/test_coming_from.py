@@ -1,4 +1,5 @@
-"""The pages for users of Kafka, Celery or ray.util.queue: their programs print what the pages say."""
+"""The documentation pages for users of Kafka, Celery or ray.util.queue: each program prints the output that its page
+shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every object of a live connection, used in a forked child: one clear error at once, and the parent loses nothing."""
+"""A forked child uses each object of a live connection. The child gets one clear error at once, and the parent loses
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A traced client records the life of its messages as RocketMQ does, and `Admin.trace` puts it together again."""
+"""A traced client records the history of its messages as RocketMQ does, and `Admin.trace` combines the records of one
+message."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def traced(mq: raymq.Client) -> Iterator[raymq.Client]:
 
 
 def life(mq: raymq.Client, message_id: str, *, attempts: int = 0) -> MessageTrace:
-    """Return the trace of a message, once it is stored."""
+    """Wait until a message's trace is stored, and return the trace."""
 
     def look() -> MessageTrace | None:
         try:
@@ -64,10 +65,10 @@ def test_sends_of_every_kind_are_traced(mq: raymq.Client, traced: raymq.Client, 
     [pub] = found[alone[1].message_id].sends
     assert (pub.tags, pub.keys, pub.body_length, pub.success) == ("paid", "o-1", 1, True)
     assert found[later.message_id].sends[0].message_type is TracedType.DELAY
-    # a key finds the trace message, as in RocketMQ
+    # A query by the traced message's key finds the trace message, as in RocketMQ.
     texts = [message.body.decode() for message in mq.admin.query_by_key(TRACE_TOPIC, "o-2")]
     assert alone[2].message_id in {record.message_id for text in texts for record in decode_records(text).records}
-    # exactly the user's messages: the trace does not trace itself
+    # Only the user's messages are counted: trace messages are not traced.
     assert traced.trace_statistics().sent == len(sent)
 
 

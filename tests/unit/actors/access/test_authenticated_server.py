@@ -1,6 +1,5 @@
-"""The authentication of a server's calls: unknown user, wrong signature, no right, right, and replay, over every way
-in.
-"""
+"""Tests of a server's authentication: unknown users, wrong signatures, missing rights, sufficient rights and replayed
+calls, over actor calls and lanes (direct socket connections)."""
 
 from __future__ import annotations
 
@@ -56,12 +55,14 @@ NO_NAMED_ACTOR = {
     "DelayTotals": "an actor without a name, which no other program can look up",
     "type(base.__name__, (base,), body)": "RayDP's own master, see docs/access.md",
 }
-"""Objects that the code passes to `ray.remote` beside raymq's named actors, each with its reason."""
+"""Objects that the code passes to `ray.remote` although they are not raymq's named actors, each with the
+reason."""
 
 
 @cache
 def given_to_ray() -> list[tuple[str, ast.expr]]:
-    """Yield each expression that the code passes to `ray.remote`, with its module. No module uses it as a decorator."""
+    """Yield each expression that the code passes to `ray.remote`, with the name of the expression's module. No module
+    uses `ray.remote` as a decorator."""
     found = []
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
         text = path.read_text()
@@ -79,7 +80,7 @@ def given_to_ray() -> list[tuple[str, ast.expr]]:
 
 
 def named_actors(maker: str) -> list[type]:
-    """Return the real classes of the actors that the code makes with `maker`."""
+    """Return the wrapped classes of the actors that the code creates with the function named `maker`."""
     return [
         getattr(import_module(module), ast.unparse(given.args[0]))
         for module, given in given_to_ray()
@@ -92,7 +93,8 @@ OWNED = named_actors("owned_actor")
 
 
 def users(**quotas: int) -> AuthState:
-    """ALICE may read and write orders, with the quotas; BOB has no right; ADMIN has every right."""
+    """Return users for the tests: ALICE may read and write topic `orders` within `quotas`, BOB has no rights, ADMIN has
+    every right."""
     state = NO_USERS.with_user(User(ADMIN.user, ADMIN.key, UserType.SUPER), is_new=True)
     state = state.with_user(User(ALICE.user, ALICE.key, **quotas), is_new=True)
     state = state.with_user(User(BOB.user, BOB.key), is_new=True)
@@ -100,13 +102,13 @@ def users(**quotas: int) -> AuthState:
 
 
 class NameServerDouble:
-    """A server with a method for each kind of rule, named like a NameServer."""
+    """Fake NameServer with one method for each kind of access rule."""
 
     def __init__(self, name: str = "x") -> None:
         self.calls: list[Any] = []
 
     def topic_route(self, topic: str, offset: int = 0, *, limit: int = 1) -> tuple[str, int, int]:
-        """Return the description of a topic."""
+        """Return a fake description of a topic."""
         self.calls.append((topic, offset, limit))
         return topic, offset, limit
 
@@ -115,12 +117,12 @@ class NameServerDouble:
         return ["orders", "bills"]
 
     def wipe_write_perm(self) -> str:
-        """A method for servers only."""
+        """Fake a method that only servers may call."""
         return "obeyed"
 
 
 def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
-    """Return a stand-in for a server with authentication, in front of `real`."""
+    """Return a stand-in for a server actor that authenticates each call before the call reaches `real`."""
     made: Any = object.__new__(type("Made", (actor_class(server),), {}))
     made._real = real
     access = ServerAccess(SERVER, INTERNAL, users() if state is None else state)
@@ -130,7 +132,7 @@ def opened(server: type, real: Any, state: AuthState | None = None) -> Any:
 
 @pytest.fixture
 def scene() -> Any:
-    """A server with authentication, as its actor's process runs it."""
+    """Return an authenticating server, set up as in the process of its actor."""
     return opened(NameServerDouble, NameServerDouble())
 
 
@@ -195,7 +197,7 @@ def test_a_call_that_was_heard_serves_nobody_a_second_time(scene):
         scene.signed_topic_route(*heard)
     other = signed(ALICE, "topic_route", "orders")
     with pytest.raises(AuthenticationError):
-        scene.signed_topics(*other)  # nor another method
+        scene.signed_topics(*other)  # a signature for topic_route is not valid for another method
     assert len(scene._real.calls) == 1
 
 
@@ -243,7 +245,7 @@ def test_the_owners_secret_is_known_by_its_key():
 
 
 class Frame:
-    """Return a frame of a lane."""
+    """One frame (message of the wire protocol) on a lane, raymq's direct socket connection."""
 
     def __init__(self, user: str) -> None:
         self.user, self.address = user, "10.0.0.7"
@@ -300,17 +302,17 @@ def test_a_user_over_its_quota_gets_no_messages_over_any_lane(
 
 
 class StorageDouble:
-    """A storage actor with one message of 100 bytes, however often it is read."""
+    """Fake storage actor that returns the same message of 100 bytes for every read."""
 
     def __init__(self, name: str = "x") -> None:
-        """Accept any name."""
+        """Accept any actor name."""
 
     def fetch(self, requests: list[FetchRequest], max_bytes: int, wait_s: float) -> list[FetchResult]:
-        """Return the message for each request."""
+        """Return the message once for each fetch request."""
         return [FetchResult(PullStatus.FOUND, 1, 0, 1, b"x" * 100, 1) for _ in requests]
 
     def describe(self) -> StorageDescription:
-        """The actor."""
+        """Return the storage actor's description."""
         return description()
 
 
@@ -427,7 +429,7 @@ def test_every_method_of_every_server_refuses_what_is_not_signed_or_may_not(serv
 
 
 class Unreachable:
-    """A server whose methods fail."""
+    """Fake server whose methods all fail."""
 
     def __getattr__(self, name: str) -> Any:
         def method() -> None:

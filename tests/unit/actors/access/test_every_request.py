@@ -1,8 +1,10 @@
-"""Every request of every server: by an unknown user, wrongly signed, without rights, with rights, and replayed.
+"""Tests that send every request of every server as an unknown user, with a wrong signature, without rights, with
+rights, and as a replay.
 
-A request comes by a signed actor call or a frame of a lane. There is no third way: with access control on, plain
-methods refuse. The test takes the requests from the servers' classes, and the necessary rights from the table
-(raymq.remoting.access.requests), so that a new method without a sample here fails.
+A request arrives as a signed actor call or as a frame of a lane (direct socket connection). With access control on,
+plain methods refuse calls, so no third way exists. The tests take the requests from the servers' classes, and the
+necessary rights from the table in raymq.remoting.access.requests. A new method without sample arguments in this module
+fails the tests.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from tests.unit.actors.access.test_authenticated_server import (
 )
 
 CARL = Identity("carl", b"c" * 32)
-"""The user with exactly the rights that a request needs."""
+"""Test user who receives exactly the rights that a request needs."""
 
 
 def named(**values: object) -> SimpleNamespace:
@@ -47,7 +49,7 @@ def named(**values: object) -> SimpleNamespace:
 BATCH = named(topic="orders", records=b"", sizes=())
 INSTANCE = "pull-billing-0"
 ARGUMENTS: dict[str, Any] = {
-    # by the name of the parameter, where it means the same everywhere
+    # Arguments by parameter name, for parameters that mean the same in every method.
     "topic": "orders",
     "group": "billing",
     "queues": [("orders", 0)],
@@ -81,7 +83,8 @@ ANSWERS: dict[str, Any] = {
     "Broker.topic_offsets": {},
     "Pull.status": {"instances": []},
 }
-"""The answers of methods whose lists are reduced to what a user may see; other methods return empty lists."""
+"""Results of fake methods whose lists are reduced to the names that a user may see. Other methods return empty
+lists."""
 
 BY_NAME = {server.__name__: server for server in SERVERS}
 
@@ -93,7 +96,7 @@ def requests_of(server: str) -> list[str]:
 
 
 class Recorder:
-    """A real server that records which of its methods were called."""
+    """Real server that records the methods that were called."""
 
     def __init__(self, server: type) -> None:
         self.reached: list[str] = []
@@ -112,7 +115,8 @@ class Recorder:
 
 
 class Request:
-    """One request of the table: its server with authentication, its arguments, and its necessary rights."""
+    """One request under test: the authenticating server, the request's arguments, and the rights that the request
+    needs."""
 
     def __init__(self, title: str) -> None:
         server, self.method = title.split(".")
@@ -138,7 +142,8 @@ class Request:
         server._authentication.guard(LaneFrame(who.user), self.method, self.arguments)
 
     def state(self, needs: Sequence[Need], which: int = 0) -> AuthState:
-        """Give CARL the rights of alternative number `number` among the sufficient ones."""
+        """Return users among whom CARL has just the rights of `needs`. If a need allows several actions, `which`
+        selects one."""
         state = users().with_user(User(CARL.user, CARL.key), is_new=True)
         allowed: dict[str, list[str]] = {}
         for need in needs:
@@ -149,7 +154,8 @@ class Request:
 
 
 def with_every_request(check: Callable[[Request], None]) -> Callable[[str], None]:
-    """Return a test with one case per server, which fails with the failures of all of the server's requests."""
+    """Turn `check` into a test with one case per server. The test fails with the list of all of the server's requests
+    that failed the check."""
 
     @pytest.mark.parametrize("server", sorted(BY_NAME))
     def of_server(server: str) -> None:
@@ -191,10 +197,12 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
     ):
         with pytest.raises(AuthenticationError):
             request_.by_call(server, who)
-        assert server._authentication.authorizer.key_of(who.user) != who.key  # with which a lane's handshake is checked
+        # a lane's handshake is checked with this key
+        assert server._authentication.authorizer.key_of(who.user) != who.key
     with pytest.raises(AccessDeniedError):
         request_.by_lane(server, Identity("stranger", b"s" * 32))
-    # A signature of this user for this method with other arguments, and for these arguments at another method.
+    # Two signatures of this user: one for this method with other arguments, one for these arguments with another
+    # method.
     signature, _ = signed(ADMIN, request_.method, "other")
     other, payload = signed(ADMIN, "other", *request_.arguments)
     for pair in ((signature, payload), (other, payload)):
@@ -206,14 +214,15 @@ def test_a_wrong_signature_gets_nobody_in(request_: Request) -> None:
 @with_every_request
 def test_without_permission_a_request_is_refused(request_: Request) -> None:
     if not (request_.needs or request_.for_servers):
-        request_.by_call(request_.server(), BOB)  # for every user: its answer is cut, or tells nothing of anybody
+        # every user may send this request: the reply is filtered, or contains no names
+        request_.by_call(request_.server(), BOB)
         return
     server = request_.server()
     for way in (request_.by_call, request_.by_lane):
         with pytest.raises(AccessDeniedError) as caught:
             way(server, BOB)
         assert caught.value.user == BOB.user
-    for missing in range(len(request_.needs)):  # each need alone is missing
+    for missing in range(len(request_.needs)):  # in each round, exactly one necessary right is missing
         others = [need for number, need in enumerate(request_.needs) if number != missing]
         server = request_.server(request_.state(others))
         for way in (request_.by_call, request_.by_lane):

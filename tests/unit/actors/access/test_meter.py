@@ -1,4 +1,5 @@
-"""The metering of users' consumption: whom a read is counted for, its maximum size, and the wait after it."""
+"""Tests of the metering of users' consumption: the user whose quota a read counts against, the maximum size of a read,
+and the wait after a read."""
 
 from __future__ import annotations
 

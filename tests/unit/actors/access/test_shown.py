@@ -1,4 +1,4 @@
-"""The lists in answers, reduced to the names that a user may see."""
+"""Tests that lists in replies are reduced to the names that a user may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The broker's remote methods and its threads: each thread continues whatever fails in it or blocks other threads."""
+"""Tests of the broker's remote methods and threads: each thread continues if its task fails or if another thread
+blocks."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ REMOTE_METHODS = {
     *("users", "change_access", "auth_state"),
     *("describe", "status", "look_for_master", "close"),
 }
-"""The methods that clients, other actors and placement call."""
+"""Names of the broker's methods that clients, other actors and placement call."""
 
 
 def test_the_actor_has_the_methods_that_others_call_and_no_more():
@@ -66,7 +67,7 @@ def test_the_actor_has_the_methods_that_others_call_and_no_more():
 
 
 def broker_that(monkeypatch: pytest.MonkeyPatch, *, is_ready: bool, fails: Exception) -> Any:
-    """A broker with real threads, whose tasks all fail. Its threads end after ROUNDS pauses."""
+    """Return a broker with real threads, whose tasks all raise `fails`. Its threads end after ROUNDS pauses."""
     for pause in ("NOT_READY_INTERVAL_S", "BROKER_HEARTBEAT_INTERVAL_S"):
         monkeypatch.setattr(module, pause, 0.0)
     for interval in ("STATS_INTERVAL_S", "STATE_SNAPSHOT_INTERVAL_S", "PROTECT_INTERVAL_S"):
@@ -137,8 +138,8 @@ def test_before_the_masters_state_is_read_nothing_is_registered_and_no_housekeep
 
 
 def test_the_next_master_is_found_while_a_change_holds_up_the_move_to_the_one_before(monkeypatch):
-    """The change may be in flight to a store that no longer leads, so the thread must learn of the next store in order
-    to end."""
+    """A state change may be in flight to a store that no longer leads. The change ends only after the thread has found
+    the next leading store."""
     leaders = iter([GroupLeader("broker-a", 1, 5, ""), GroupLeader("broker-a", 2, 6, "")])
     answer = SimpleNamespace(call=lambda *args, **kwargs: next(leaders))
     monkeypatch.setattr(master_store, "ActorRef", lambda name: answer)

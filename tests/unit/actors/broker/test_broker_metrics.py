@@ -1,4 +1,5 @@
-"""A broker's metrics, compared with a known state: two calls to the store, for any number of topics and groups."""
+"""Tests of a broker's metrics against a known state. The broker calls the store twice, for any number of topics and
+groups."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ WAITING = RequestFigures("client", 2, 10.0, 8, 900.0, 3, 70.0, 5, 6)
 
 
 class Store:
-    """Each queue holds the offsets 2 to 9, the first stored a minute ago and then one every ms."""
+    """Fake store in which each queue has the offsets 2 to 9. The first message was stored a minute ago, and each next
+    message 1 ms later."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -53,7 +55,7 @@ def ray_metrics(monkeypatch):
 
 
 class Log:
-    """A stand-in for the state log, whose state is known once the world sets it."""
+    """Fake state log. Its state is unknown until `World` sets the state."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -74,7 +76,7 @@ class Log:
 
 
 class World:
-    """A broker's metrics over a state, a store and clients that a test sets."""
+    """A broker's metrics, computed from a broker state, a store and clients that a test sets."""
 
     def __init__(self) -> None:
         self.state, self.store = BrokerState(), Store()

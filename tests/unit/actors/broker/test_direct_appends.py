@@ -1,6 +1,7 @@
-"""State records that the thread of a broker's lane sends itself, over a real lane.
+"""Tests of state records that the thread of a broker's lane (direct socket connection) sends itself, over a real lane.
 
-The tests check the answers, and which records are left to the thread that may wait.
+The tests check the replies, and the records that the lane's thread leaves to the writer thread because storing them may
+block.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ BORN: tuple[str, int] = ("10.0.0.1", 0)
 
 
 class Storage:
-    """A client of a storage actor on this node. `appended`: appends that bypass the lane."""
+    """Fake client of a storage actor on this node. `appended`: batches that were sent through this client instead of
+    directly by the lane's thread."""
 
     name = "storage-broker-a-0"
 
@@ -51,7 +53,7 @@ class Storage:
 
 
 class Broker:
-    """Run the loop of a broker's lane, with direct appends to a storage actor at `address`."""
+    """Runs the event loop of a broker's lane, with direct appends to a storage actor at `address`."""
 
     def __init__(self, address: LaneAddress, node_id: str = "here") -> None:
         self.storage: Any = Storage(address, node_id)
@@ -96,7 +98,7 @@ def broker() -> Iterator[Callable[..., Broker]]:
 
 
 class Silent:
-    """A storage actor that takes appends, and answers on the test's command."""
+    """Fake storage actor that receives appends, and replies only when the test commands a reply."""
 
     def __init__(self) -> None:
         self.taken: Queue[tuple[LaneRequest, list[bytes], Any]] = Queue()

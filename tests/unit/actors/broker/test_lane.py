@@ -1,4 +1,5 @@
-"""The calls of a broker's clients, over a lane and as actor methods: equal answers and equal errors."""
+"""Tests that calls of a broker's clients have equal results and equal errors over a lane (direct socket connection) and
+as actor methods."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ FIRST = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
-    """A broker without Ray, over a store that keeps state records. Its queues hold the messages 3 to 9."""
+    """Broker without Ray, on a store that keeps state records. The broker's queues hold the messages 3 to 9."""
 
     def __init__(self) -> None:
         self.store = Store("storage-broker-a-0")
@@ -70,7 +71,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
     @property
     def later(self) -> dict[str, Any]:
-        """The methods whose handlers send their own answers."""
+        """Return the methods whose handlers send the replies themselves, after the handler has returned."""
         return {**self._answered_later, "take_questions": self._take_questions_soon}
 
     def open_lane(self) -> BrokerLane:
@@ -100,7 +101,7 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
         return []
 
     def leave_transaction_checks(self, group: str, client_id: str) -> None:
-        """Allow every call."""
+        """Accept the call without any effect."""
 
     def heartbeat(self, heartbeat: ClientHeartbeat) -> ClientMetrics:
         self.clients.heartbeat(heartbeat, 0.0)
@@ -115,8 +116,8 @@ class LocalBroker(PopMethods, TransactionMethods, QuestionMethods):
 
 
 class Actor:
-    """A stand-in for the broker's actor that calls its methods with copies of the arguments. `way` leads to its
-    lanes."""
+    """Fake of the broker's actor that calls the broker's methods with copies of the arguments. `way` gives access to
+    the broker's lanes (direct socket connections)."""
 
     def __init__(self, broker: LocalBroker, way: str) -> None:
         self.broker, self.way = broker, way
@@ -150,7 +151,8 @@ def client_of(broker: LocalBroker, way: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(params=["unix", "tcp"])
 def client(broker: LocalBroker, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a client of the broker, and a function that makes a call. Checks at the end that the calls took the way."""
+    """Yield a function that makes a client's call to the broker over a lane (Unix socket or TCP, depending on the
+    test's parameter). At the end, check that all calls used the lane."""
     client, actor = client_of(broker, request.param, monkeypatch)
 
     def call(method: str, *args: Any) -> Any:
@@ -165,7 +167,7 @@ def queue(queue_id: int, topic: str = "orders") -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
 
 
-# The same suite over each way
+# Tests that run over each kind of lane: Unix socket and TCP
 
 
 def test_a_commit_is_answered_with_what_became_of_each_queue(client, broker):
@@ -219,12 +221,13 @@ def test_the_starts_of_many_queues_are_committed_together(client, broker):
     wanted = {"orders": {0: 1, 1: 1, 2: 0}, "bills": {0: 1, 7: 1}, "gone": {0: 1}}
     assert client("start_offsets", "g", wanted, FIRST) == {
         "orders": {0: QueueOffset(3), 1: QueueOffset(3), 2: QueueOffset(3)}
-    }  # a queue that bills has not, and a topic that is gone: those are left out
+    }  # queue 7 of topic bills and topic gone do not exist, so they are left out
     assert client("start_offsets", "g", {"orders": {0: 2}, "bills": {0: 2}}, StartOffsetQuery()) == {
         "orders": {0: QueueOffset(3)},
         "bills": {0: QueueOffset(10)},
     }
-    assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}  # generation 0 only asks
+    # a query with generation 0 stored no start offset
+    assert client("committed_offsets", "g", "orders") == {0: 3, 1: 3}
     assert len(broker.send.writes) == written + 2
     assert client("commit_offsets", "g", {"orders": {0: OffsetCommit(5, 1, 0)}}).fenced == {queue(0)}
 
@@ -248,7 +251,7 @@ def test_groups_topics_and_clients_are_made_known(client, broker):
     assert broker.clients.consumers(0.0) == []
 
 
-# The lane
+# Tests of the lane itself
 
 
 @pytest.fixture
@@ -274,7 +277,7 @@ def test_commits_of_many_threads_share_writes_and_hold_up_no_other_call(broker, 
         others = [threads.submit(commit, lane_client, index % 4, 2 + index) for index in range(8)]
         eventually(lambda: len(broker.log._waiting) == 8, "the others to wait", WAIT_S)
         assert lane_client.call("committed_offsets", "g", "orders", timeout_s=WAIT_S) == {}
-        assert not first.done()  # it is not durable
+        assert not first.done()  # the first commit is not durable yet
         broker.send.before = lambda: None
         gate.open()
         assert {one.result(WAIT_S) == CommitAnswer() for one in [first, *others]} == {True}
@@ -338,7 +341,7 @@ def test_the_clients_of_a_process_are_shared_until_they_are_closed(broker, monke
     module.close_broker_clients()
     assert threading.active_count() >= 1
     eventually(lambda: broker.lane._server.connections == 0, "the lane to be closed", WAIT_S)
-    commit(one, 0, 2)  # as a consumer does that outlives its client
+    commit(one, 0, 2)  # as a consumer that still runs after its broker client was closed
     one.drop_lanes()
     assert actor.calls == ["describe", "describe"]
 
@@ -386,7 +389,7 @@ def test_calls_that_no_thread_takes_in_time_are_refused_and_heartbeats_wait_in_a
                 end("three")
             with pytest.raises(SystemBusyError, match="wait_time_in_client_manager_queue_ms is 50"):
                 client.call("take_transaction_checks", "g", "me", timeout_s=WAIT_S)
-            commit(client, 0, 1)  # waits for no thread
+            commit(client, 0, 1)  # a commit needs no free thread
             assert not any(one.done() for one in ends)
         finally:
             goes_on.set()

@@ -1,4 +1,4 @@
-"""A broker's counters and its protection against slow groups, over a store of its own."""
+"""Tests of a broker's counters and of its protection against slow groups, on a separate store."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_groups_get_and_give_back_is_listed_by_topic(store):
 
 
 def fall_behind(store, state) -> None:
-    """Group "slow" is at the first of ten messages, and group "quick" at the end."""
+    """Put group "slow" at the first of ten messages, and group "quick" after the last message."""
     store.append([make_batch([b"x" * 1000 for _ in range(10)])])
     for group, offset in (("slow", 0), ("quick", 10)):
         state.offsets.set(group, "orders", {0: offset}, {})
@@ -118,7 +118,8 @@ def test_groups_that_had_not_read_what_a_full_disk_took_are_named_though_they_go
     assert store.cleaner.run_once(datetime.now()) > 0
     first = store.queues.bounds("orders", 0).min_offset
     assert 10 < first < 290
-    state.offsets.set("slow", "orders", {0: first}, {})  # as a consumer does that meets the gap
+    # as a consumer commits after it finds the gap of deleted messages
+    state.offsets.set("slow", "orders", {0: first}, {})
     for _ in range(2):
         watch.note_deletions()
         assert watch.unread() == [{"group": "slow", "topic": "orders", "messages": first - 10}]

@@ -1,4 +1,5 @@
-"""The sweep of offsets in topics that groups have left, over a state log with a fake store."""
+"""Tests of the sweep that removes the offsets of topics that groups no longer consume, on a state log with a fake
+store."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.unit.actors.broker.test_state_log import Sender, Store
 
 
 class Groups(GroupMethods):
-    """The group methods of a broker whose queues begin at `first`."""
+    """Group methods of a broker whose queues all begin at offset `first`."""
 
     def __init__(self) -> None:
         self.first = {"orders": 0, "bills": 0}
@@ -43,7 +44,7 @@ class Groups(GroupMethods):
         return self._log.change(decide)
 
     def commit_offsets(self, group: str, commits: Mapping[str, Mapping[int, OffsetCommit]]) -> CommitAnswer:
-        """Commit over a lane as a client does, and wait for the answer."""
+        """Commit offsets over a lane as a client does, and wait for the result."""
         answer: Future[CommitAnswer] = Future()
         self._commit_soon(group, commits, answer.set_result, answer.set_exception)
         return answer.result(WAIT_S)

@@ -1,4 +1,5 @@
-"""Answers to plain handles are built-in values and exceptions, which a process without raymq unpickles."""
+"""Tests that results for plain Ray handles consist of built-in values and exceptions, so that a process without raymq
+can unpickle them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ ERRORS = [kind for _, kind in inspect.getmembers(raymq.common.errors, inspect.is
 
 
 def kinds(value: Any) -> set[type]:
-    """Return the types of a value and of everything in it."""
+    """Return the types of a value and of all values nested in the value."""
     inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     return {type(value)}.union(*map(kinds, inner))
 

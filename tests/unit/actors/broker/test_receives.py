@@ -1,4 +1,5 @@
-"""Receives at a broker: answered at once, or waiting for a new or redelivered message; ended in time; bounded."""
+"""Tests of receive calls at a broker: the broker replies at once or after a long poll, ends expired calls in time, and
+bounds the number of waiting calls."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ LONG_S = 30.0
 
 
 class Ends:
-    """The ends of a store's queues, reported on request or on a change."""
+    """Fake source of queue end offsets, which reports them on request or on a change."""
 
     def __init__(self) -> None:
         self.there: dict[TopicQueue, QueueEnds] = {}
@@ -72,7 +73,7 @@ class Ends:
 
 
 class Broker:
-    """Receives over a store that keeps state records."""
+    """Receive methods of a broker, on a store that keeps state records."""
 
     def __init__(self, ends: Any = None) -> None:
         self.ends = ends or Ends()

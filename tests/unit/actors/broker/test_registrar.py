@@ -1,4 +1,5 @@
-"""Heartbeats and registrations at NameServers that answer, lose their state, or do not exist."""
+"""Tests of a broker's heartbeats and registrations at NameServers that reply, lose their state, or do not
+exist."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Scene:
         return BrokerRegistration("raymq", "broker-a", {0: "s"}, self.topics, self.version, {0: self.node}, 1)
 
     def change(self, *topics: TopicConfig) -> tuple[list[str], list[str]]:
-        """Give the broker these topics. Returns the calls that report them, by server."""
+        """Set the broker's topics to `topics`. Returns the calls that report the change, for each of the two
+        NameServers."""
         self.topics = topics
         self.version = self.version.next(0)
         self.first.calls, self.second.calls = [], []
@@ -72,7 +74,7 @@ class Scene:
         return self.first.calls, self.second.calls
 
     def beat(self) -> tuple[list[str], list[str]]:
-        """Return the calls of one heartbeat, by server."""
+        """Send one heartbeat. Returns the calls that it made, for each of the two NameServers."""
         self.first.calls, self.second.calls = [], []
         self.registrar.beat()
         return self.first.calls, self.second.calls

@@ -1,7 +1,8 @@
-"""A broker's state when its group's master changes: its reads, its refused writes, and no loss of answered changes.
+"""Tests of a broker's state when its group's master changes: reads work, unsafe writes are refused, and no acknowledged
+change is lost.
 
-All of it holds for changes that the log's writer stores, and for changes that the thread of the broker's lane stores
-directly.
+The tests run with changes that the log's writer thread stores, and with changes that the thread of the broker's lane
+(direct socket connection) stores directly.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ WAIT_S = 30.0
 
 
 class Store:
-    """A storage actor with config files and a log of state records.
+    """Fake storage actor with config files and a log of state records.
 
-    The last `hidden` records cannot be read yet. The actor does not answer while it is `away`, and refuses the methods
-    in `broken`.
+    The last `hidden` records are not readable yet. While `away` is set, the actor does not reply. The actor refuses the
+    methods named in `broken`.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,8 +93,8 @@ class Store:
 
 
 class Sender:
-    """Stores the appends of the state log in `store`; durably if `durable` says so. Afterwards raises `outcome` once,
-    if set."""
+    """Fake sender that stores the state log's appends in `store`, durably if `durable` is set. If `outcome` is set, the
+    sender raises it once, after storing."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.durable = store, True
@@ -117,7 +118,7 @@ class Sender:
 
 
 class Sent:
-    """Records that were sent directly, and their outcomes."""
+    """State records that were sent directly, with the outcome of each send."""
 
     def __init__(self, outcome: StoredRecords | RaymqError) -> None:
         self.outcome = outcome
@@ -130,7 +131,8 @@ class Sent:
 
 
 class Direct:
-    """Sends records directly, in order, from any thread. A thread of its own delivers the answers."""
+    """Fake direct path to the store: sends state records in order, from any thread. A separate thread delivers the
+    replies."""
 
     is_own_thread = True
 
@@ -168,7 +170,7 @@ class Direct:
 
 
 class Scene:
-    """A state log over the first of two stores."""
+    """A state log with two fake stores. The first store leads at the start."""
 
     def __init__(self, *, direct: bool) -> None:
         self.first, self.second = Store("storage-broker-a-0"), Store("storage-broker-a-1")
@@ -188,13 +190,13 @@ class Scene:
         return self.log.change(lambda state: state.decide_group(group))
 
     def fail_over(self) -> None:
-        """Let the second store lead, with everything that was visible at the first."""
+        """Make the second store the master, with all records that were visible at the first store."""
         self.second.log = self.first.log[: self.first.shown]
         self.send.store = self.second
         self.log.move(self.second, [self.first])  # type: ignore[arg-type,list-item]
 
     def reloaded(self, store: Store) -> set[str]:
-        """Return the groups of a broker that starts anew over a store."""
+        """Return the groups that a newly started broker loads from `store`."""
         log = StateLog("broker-a", store, Sender(store))  # type: ignore[arg-type]
         log.load()
         return set(log.ready().groups)
@@ -214,7 +216,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class CallGate:
-    """Blocks every caller until it is opened."""
+    """Callable that blocks every caller until the test opens it."""
 
     def __init__(self) -> None:
         self._entered, self._opened = threading.Event(), threading.Event()
@@ -286,13 +288,14 @@ def test_a_change_that_waits_for_a_store_that_stands_still_ends_when_another_is_
 def test_a_change_that_comes_while_the_new_master_is_read_is_decided_on_what_was_read_there(
     scene: Scene, threads: ThreadPoolExecutor
 ) -> None:
-    """The change is not stored after the records that are being read, which would then replace it."""
+    """The change must not be stored while the new master's records are being read. Otherwise the state computed from
+    these records would replace the change."""
     scene.make_group("before")
     sending, reading = CallGate(), CallGate()
     scene.send.before = sending
     under_way = threads.submit(scene.make_group, "underway")
     sending.wait()
-    # It knows that the old state is ready, and waits its turn.
+    # This change has already checked that the old state is ready, and waits for the write in progress.
     waiting = threads.submit(scene.log.change, lambda state: {"kind": "group", "group": "waiting"})
     scene.second.on_fetch = reading
     ready = scene.log._ready
@@ -427,7 +430,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
     scene.second.broken = set()
     scene.make_group("b")
     scene.log.snapshot()
-    assert HOLDS_FILE not in scene.second.files  # its .bak is missing, so all records are kept
+    assert HOLDS_FILE not in scene.second.files  # the file's .bak is missing, so all records are kept
     position = json.loads(scene.second.files[POSITION_FILE])["queueOffset"]
     scene.make_group("c")
     scene.log.snapshot()
@@ -435,7 +438,7 @@ def test_retention_may_delete_on_a_copy_only_what_its_own_snapshots_have(scene: 
 
 
 def held(storage: Any) -> int:
-    """Return the position from which on retention keeps the records in a store."""
+    """Return the log position from which retention keeps a store's state records."""
     return int(json.loads(storage.files[HOLDS_FILE])[STATE_TOPIC]["0"])
 
 
@@ -494,11 +497,12 @@ def test_nothing_is_changed_before_the_new_master_has_agreed(scene: Scene) -> No
     assert not scene.log.is_ready
 
 
-# Changes that come while another is stored
+# Changes that arrive while another change is being stored
 
 
 def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Return the changes that came while another change was stored, and are answered."""
+    """Submit changes while another change is being stored, and wait until all are complete. Returns their
+    futures."""
     gate = CallGate()
     scene.send.before = gate
     first = scene.log.submit(lambda state: state.decide_group("first"))
@@ -513,7 +517,7 @@ def submitted(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Futu
 
 
 def connected(scene: Scene) -> Direct:
-    """Return the direct way, once it can be taken."""
+    """Return the scene's direct path to the first store, after a change has connected it."""
     direct = scene.direct
     assert direct is not None
     scene.make_group("before")
@@ -523,7 +527,7 @@ def connected(scene: Scene) -> Direct:
 
 
 def idle(scene: Scene) -> None:
-    """Wait until no write runs: changes are answered a moment earlier."""
+    """Wait until no write runs. A change completes slightly before its write ends."""
     eventually(lambda: not scene.log._writing, "the write to end", WAIT_S)
 
 
@@ -543,7 +547,8 @@ def test_a_change_is_stored_directly_and_not_by_the_writer(scene: Scene, monkeyp
 def test_what_comes_while_the_writer_writes_is_stored_directly_after_that(scene: Scene) -> None:
     direct = connected(scene)
     sent = direct.sent
-    submitted(scene, group_only("h"), group_only("i"))  # during a write for which the store opens a topic
+    # the first change, which is still being written, opens a topic at the store
+    submitted(scene, group_only("h"), group_only("i"))
     assert direct.sent == sent + 1
     assert {"h", "i"} <= scene.reloaded(scene.first)
 
@@ -577,7 +582,8 @@ def test_another_master_is_not_written_to_before_it_is_read_nor_over_the_old_one
 
 
 def group_only(name: str) -> Callable[[BrokerState], Any]:
-    """A change for which a store of several replicas need not open a topic."""
+    """Return a change that creates only a group. A store with several replicas does not need to open a topic for this
+    change."""
     return lambda state: {"kind": "group", "group": name}
 
 
@@ -613,7 +619,7 @@ def test_a_change_that_is_being_stored_is_neither_visible_nor_answered(scene: Sc
     scene.send.before = gate
     made = scene.log.submit(group("g"))
     gate.wait()
-    again = scene.log.submit(group("g"))  # it is as this one asks, but only when the first is stored
+    again = scene.log.submit(group("g"))  # the group exists as requested only after the first change is stored
     assert "g" not in scene.log.ready().groups
     assert scene.log.read(lambda state: "g" in state.groups) is False
     assert not made.done()
@@ -660,7 +666,7 @@ def test_all_changes_of_a_write_of_unknown_outcome_may_be_tried_again(scene: Sce
 
 
 def submitted_after(scene: Scene, *decides: Callable[[BrokerState], Any]) -> list[Future[bool]]:
-    """Return the changes that came while a mark was stored."""
+    """Submit changes while a mark record is being stored. Returns the futures of these changes."""
     gate = CallGate()
     scene.send.before = gate
     futures = [scene.log.submit(decide) for decide in decides]
@@ -731,7 +737,7 @@ def test_a_log_that_is_closed_carries_out_what_waits_and_takes_no_more(scene: Sc
 
 
 def test_a_mark_that_the_store_refuses_for_good_fails_the_changes_that_need_it(scene: Scene) -> None:
-    """The state was just read, so a mark comes first."""
+    """The broker has just read its state, so it must store a mark record before the next change."""
     scene.send.refused[b"mark"] = ClientStateError("fenced")
     futures = [scene.log.submit(group(name)) for name in ("g", "h")]
     assert {type(future.exception(WAIT_S)) for future in futures} == {ClientStateError}

@@ -1,4 +1,5 @@
-"""The records of a broker's changes on their way to the store: a repeat has equal bytes, and each is stored once."""
+"""Tests of the state records that a broker sends to its store: a resent record has equal bytes, and each record is
+stored once."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from raymq.records.format.encode import EncodedBatch
 
 
 class Store:
-    """Stores a batch once, by its producer sequence. Raises `errors` first, or with `late` after storing."""
+    """Fake store that stores each producer sequence number once. It raises `errors` in order, before storing, or after
+    storing if `late` is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,5 @@
-"""The broker's methods for users: before and after the first change, and with access control off."""
+"""Tests of the broker's methods for managing users: before and after the first change, and with access control
+off."""
 
 from __future__ import annotations
 

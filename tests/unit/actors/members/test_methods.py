@@ -1,4 +1,5 @@
-"""Requests to clients through a broker, with the client's thread: sent, answered, refused, too late, ended."""
+"""Tests of requests to clients through a broker, with the client's polling thread: sent, answered, refused, late and
+ended requests."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ QUESTION = Question("running", "billing")
 
 
 class Held:
-    """A call on a lane, with a future for its answer."""
+    """A call on a lane (direct socket connection), with a future for its result."""
 
     def __init__(self) -> None:
         self.done: Future[list[Question]] = Future()
@@ -40,7 +41,7 @@ class Held:
 
 
 class Broker(QuestionMethods):
-    """A broker whose lane is a loop, and the clients' way to it."""
+    """Fake broker whose lane is a local event loop. Clients reach the broker through this class."""
 
     def __init__(self) -> None:
         self.loop = Loop("questions")
@@ -73,7 +74,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
 
 @pytest.fixture
 def client(broker: Broker) -> Iterator[Any]:
-    """Return a function that starts a client `c`, which answers requests with a function."""
+    """Yield a function that starts a client `c`. The client answers requests by calling the function that it is
+    given."""
     listeners = []
 
     def start(answer: Any) -> QuestionListener:
@@ -131,7 +133,7 @@ def test_an_answer_that_is_too_late_is_dropped_and_the_next_question_is_answered
 
 
 def test_few_askers_wait_at_a_time(broker: Broker, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    askers_max = question_listener.ANSWERING_MAX  # a client would refuse more of them
+    askers_max = question_listener.ANSWERING_MAX  # a client refuses further requests at this limit
     monkeypatch.setattr(module, "ASKS_MAX", askers_max)
     begin = threading.Event()
 

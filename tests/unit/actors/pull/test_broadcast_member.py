@@ -1,4 +1,4 @@
-"""An instance in BROADCASTING takes all queues of the routes."""
+"""Tests that a consumer instance in BROADCASTING mode consumes all queues of the topics' routes."""
 
 from __future__ import annotations
 

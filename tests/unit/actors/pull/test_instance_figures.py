@@ -1,5 +1,5 @@
-"""The figures of a push-consumer instance: received and held messages, and queues with more messages than were
-fetched."""
+"""Tests of a push-consumer instance's metrics: received messages, messages in memory, and queues with messages that are
+not fetched yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The feed of a listener's process that works, fails, dies and restarts, without Ray: its handle is a stand-in."""
+"""Tests of the feed that sends tasks to a listener's process, which works, fails, dies and restarts. Ray is not used:
+the process's actor handle is a fake."""
 
 from __future__ import annotations
 
@@ -51,15 +52,16 @@ class Reference:
 
 
 class Process:
-    """A listener's process in this process: it polls and reports until it is dead."""
+    """Simulated listener process inside the test's process. It polls for tasks and reports results until it is
+    killed."""
 
     def __init__(self, scene: Scene, handle, life: str) -> None:
         self.dead = False
         self.scene, self.life = scene, life
         self.feed: ListenerFeed | None = None
-        """The feed that the listener reaches."""
+        """Feed that the listener polls; None until the listener's first call."""
         self.lose_next = 0
-        """Numbers of the task batches to lose in transit."""
+        """Number of task batches to lose in transit, starting with the next batch."""
         self.tasks = TaskFeed(handle, scene.instance.settings, takes_batch=False)
         self.tasks.start(self, lambda wait_s: self.feed is not None or time.sleep(0.01))
         self.kept: object = None
@@ -89,7 +91,7 @@ class Process:
 
 
 class Handle:
-    """The handle of a Listener actor. `kill` ends its process, and starts a new one."""
+    """Fake handle of a Listener actor. `kill` ends the actor's process and starts a new one."""
 
     def __init__(self, scene: Scene, handle) -> None:
         self.scene, self.handle = scene, handle
@@ -112,7 +114,7 @@ class Handle:
 
 
 class Method:
-    """Call `ready` or `keep`. A call to a killed process fails, as Ray's do."""
+    """Fake actor method `ready` or `keep`. A call to a killed process fails, as a Ray call does."""
 
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle, self._name = handle, name
@@ -160,7 +162,7 @@ class Scene:
         return feed
 
     def call(self, feed: ListenerFeed | None = None) -> None:
-        """Make the Listener's own call, which comes every few seconds."""
+        """Make the call that a Listener makes to its Pull actor every few seconds."""
         feed, process = feed or self.feed, self.handle.process
         keep = feed.heard(
             HandleRef("pull-billing-0", self.handle, None), process.life, self.handle.loaded, process.kept
@@ -259,7 +261,7 @@ def test_after_the_process_died_nothing_is_lost_and_what_was_finished_is_not_rep
         heard.append(number)
         if number == 5 and heard.count(5) == 1:
             gate.set()
-            threading.Event().wait(WAIT_S)  # this life never comes back
+            threading.Event().wait(WAIT_S)  # this process incarnation never returns from the call
 
     scene = scenes(handle, orderly=orderly, threads=1)
     scene.fetch(10)
@@ -325,7 +327,7 @@ def test_a_listener_that_has_been_silent_and_is_dead_for_good_is_noticed(scenes,
     scene = scenes(lambda message: None)
     monkeypatch.setattr(pull_feed, "SILENT_AFTER_S", 0.0)
     scene.feed.look()
-    assert not scene.gone.is_set()  # it has answered
+    assert not scene.gone.is_set()  # the listener's process has answered
     monkeypatch.setattr(Method, "remote", lambda self: Reference(failed(ActorDiedError())))
     eventually(lambda: scene.feed.look() or scene.gone.is_set(), "its end", WAIT_S)
 
@@ -348,7 +350,7 @@ def test_a_feed_that_fails_keeps_no_other_from_its_turns(scenes, monkeypatch):
 
 def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     scene = scenes(lambda message: None)
-    with scene.instance.lock:  # a pause after a fetch that is over at once
+    with scene.instance.lock:  # one fetch that completes at once, then a pause
         scene.instance.core.fetched(Q, 0, real_run(0, 10), 10, time.monotonic())
     scene.feed.wake()
     eventually(lambda: scene.feed.consumed == 10, "all is counted", WAIT_S)
@@ -356,7 +358,7 @@ def test_a_feed_without_work_has_no_turns_one_after_the_other(scenes):
     assert scene.feed.next_turn_s > time.monotonic()
 
 
-# The way between a feed and its listener
+# The connection between a feed and its listener
 
 
 def number_of(message) -> int:
@@ -405,7 +407,7 @@ def test_records_stay_in_the_stores_files_and_are_heard(scenes, tmp_path):
 
 @pytest.mark.parametrize("bytes_for_s", [pull_feed.BYTES_FOR_S, 0.0])
 def test_what_the_listener_cannot_read_in_place_comes_in_bytes(scenes, tmp_path, monkeypatch, bytes_for_s):
-    """This also holds if the task is sent again only after that time."""
+    """The record bytes also reach the listener if the task is resent only after `bytes_for_s` has passed."""
     monkeypatch.setattr(pull_feed, "BYTES_FOR_S", bytes_for_s)
     store_records(tmp_path, 20)
     records = located(tmp_path, 0, 20)
@@ -460,7 +462,8 @@ def test_what_fails_in_place_goes_back_to_its_broker(scenes, tmp_path):
 
 
 class PullRef:
-    """Return a reference to a Pull actor, whose description has the address `change` of the actor's own."""
+    """Fake reference to a Pull actor. `change` computes the lane address in the actor's description from the real
+    address and the number of calls."""
 
     def __init__(self, thread: FeedThread, change: Callable[[LaneAddress, int], LaneAddress]) -> None:
         self.thread, self.change = thread, change
@@ -535,7 +538,7 @@ def test_a_listener_gets_the_tasks_of_a_portion_but_one_at_least(scenes, portion
 def test_the_fetching_thread_delivers_messages_to_a_waiting_listener(scenes):
     scene, woken = scenes(lambda message: None), []
     eventually(lambda: scene.feed._question is not None, "the process asks", WAIT_S)
-    scene.handle.process.tasks.close()  # and not again
+    scene.handle.process.tasks.close()  # the listener's process sends no further poll
     answers: list[tuple[int, threading.Thread]] = []
 
     def answer(payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One Fetcher reads for all instances, and keeps their queues apart."""
+"""Tests that one Fetcher reads for all consumer instances, and keeps the queues of each instance separate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULT = FetchResult(PullStatus.NO_NEW_MESSAGE, 5, 0, 5, b"", 0)
 
 
 class Fetcher:
-    """Notes the reasons of its wake-ups."""
+    """Fake Fetcher that counts its wake-ups."""
 
     def __init__(self, **functions) -> None:
         self.functions = functions

@@ -1,4 +1,4 @@
-"""The end of a process whose disk has failed."""
+"""Tests that a storage process ends after its disk has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A storage actor's live settings: kept in a file, and applied by the parts of its store. One test for each family."""
+"""Tests of a storage actor's live settings: the actor keeps them in a file, and the components of its store apply them.
+Each family of settings has one test."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def test_changes_are_kept_in_a_file_and_hold_until_others_do(tmp_path: Path):
     reopened.read(written.pop(LIVE_SETTINGS_FILE))
     assert again.file_reserved_time_hours == 48
     reopened.store({"store.file_reserved_time_hours": 48}, written.__setitem__)
-    assert written == {}  # it says the same already
+    assert written == {}  # the file already contains this setting, so nothing is written
     reopened.store({}, written.__setitem__)
     assert (again.file_reserved_time_hours, json.loads(written[LIVE_SETTINGS_FILE])) == (24, {})
 
@@ -59,7 +60,7 @@ def test_an_open_store_applies_live_settings(tmp_path: Path):
         store.follow_settings()
         assert store.gate.timeout_s == 1.234
         assert store.transactions._rules.check_max == 3
-        assert store.cleaner.deleted_young() == []  # None while the setting is off
+        assert store.cleaner.deleted_young() == []  # the result is None while the setting is off
         store.cleaner.run_once(datetime.now())
         with store.polls.waiting([("orders", 0)]), pytest.raises(SystemBusyError, match="fetch_waiters_max"):
             store.polls.register([("orders", 0)], lambda: None)

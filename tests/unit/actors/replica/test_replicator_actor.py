@@ -1,4 +1,4 @@
-"""A Replicator while a master owes it a chunk of the log."""
+"""Tests of a Replicator that waits for the master to send a chunk of the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLLOWING = Following(0, 7, "store", 100, learner=False)
 
 
 class Slave:
-    """A slave that returns the master that it follows."""
+    """Fake slave that returns the master that the slave follows."""
 
     def __init__(self, *answers: Following | None) -> None:
         self.answers = list(answers)
@@ -29,9 +29,9 @@ class Slave:
 
 
 def replicator_of(monkeypatch: pytest.MonkeyPatch, slave: Slave, *, late: int) -> Replicator:
-    """Return a slave's Replicator without its loop. The chunk comes after `late` waits that time out.
+    """Return a slave's Replicator without its loop. The chunk arrives after `late` waits have timed out.
 
-    Each wait advances a clock that otherwise stands still.
+    Each wait advances the test's clock. Nothing else does.
     """
     made: Any = object.__new__(Replicator)
     made._name, made._slave, made._stopping = StorageName("broker-a", 1), slave, threading.Event()

@@ -1,4 +1,4 @@
-"""The key of raymq's own actors, and the user that the launcher acts as."""
+"""Tests of the key of raymq's own actors, and of the user in whose name the launcher calls servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path, c
 
 
 class Running:
-    """A running NameServer, with or without access control."""
+    """Fake of a running NameServer, with or without access control."""
 
     def __init__(self, asks: bool) -> None:
         self._asks = asks

@@ -1,4 +1,4 @@
-"""The names of an archive's files, and the plan that follows from them."""
+"""Tests of the names of an archive's files, and of the plan that a run derives from these names."""
 
 from __future__ import annotations
 

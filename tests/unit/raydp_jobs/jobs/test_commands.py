@@ -1,4 +1,5 @@
-"""The commands of jobs that run on Spark: the options that reach their `run`, and their output."""
+"""Tests of the commands for jobs that run on Spark: the options that each command passes to the job's `run`, and the
+command's output."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from raymq.common.errors import ClientStateError, ConfigError, InvalidArgumentEr
 
 
 class Job:
-    """A job whose `run` notes its arguments and returns `result`."""
+    """Fake job whose `run` records its arguments and returns `result`."""
 
     def __init__(self, module: ModuleType, result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._module, self._result = module, result
@@ -143,7 +144,7 @@ def test_counting_a_topic_into_itself_is_refused() -> None:
 
 
 class Query:
-    """A streaming query that ends, or raises, at the third check."""
+    """Fake streaming query that ends, or raises an error, at the third status check."""
 
     def __init__(self, end: BaseException | None = None) -> None:
         self._end = end
@@ -158,7 +159,7 @@ class Query:
 
     @property
     def recentProgress(self) -> list[dict[str, Any]]:
-        """Each check finds one more batch. Each batch leaves out as many rows as its number."""
+        """Return the progress of one more batch at each check. Batch n reports n rows dropped by the watermark."""
         return [
             {"batchId": batch, "stateOperators": [{"numRowsDroppedByWatermark": batch}]} for batch in range(self.looks)
         ]

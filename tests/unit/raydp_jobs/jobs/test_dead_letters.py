@@ -1,4 +1,4 @@
-"""Dead letters counted by reason, topic and time."""
+"""Tests of the job that counts dead letters by reason, topic and time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START_MS = 1_772_323_200_000
 def letter(
     number: int, *, topic: str = "orders", error: str = "", attempts: int = 17, replayed: bool = False
 ) -> DeadLetter:
-    """Return dead letter `number`, which died `number` half hours after 2026-03-01 began."""
+    """Return dead letter `number`. Its message became a dead letter `number` half hours after 2026-03-01 began."""
     message = MessageExt(
         topic="%DLQ%billing",
         body=b"{}",
@@ -117,7 +117,7 @@ def test_progress_is_told_to_the_last_letter() -> None:
 
 
 class Admin:
-    """An admin with the dead letters of some groups."""
+    """Fake Admin with the dead letters of some groups."""
 
     letters: dict[str, list[DeadLetter]]
 

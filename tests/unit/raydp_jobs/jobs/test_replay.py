@@ -1,4 +1,5 @@
-"""Sending Parquet files to a topic again: selection, order and rate of the rows, each sent once."""
+"""Tests of the job that sends Parquet files to a topic again: selection, order and rate of the rows. Each row is sent
+once."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ RANGES = [OffsetRange("orders", "broker-a", 3, 0, 60), OffsetRange("orders", "br
 
 
 def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
-    """Write files of an archive, as a run of the job leaves them."""
+    """Write the files of an archive, as a run of the archive job writes them."""
     folder.mkdir(exist_ok=True)
     for item in ranges:
         write_range(item, messages_of(item), folder)
@@ -35,7 +36,8 @@ def archive(folder: Path, ranges: list[OffsetRange]) -> Path:
 
 
 class Writer:
-    """A writer whose store is a dictionary: (producer id, sequence) → row. It fails at row `fails_at` of the replay."""
+    """Fake writer that stores rows in a dictionary: (producer id, sequence number) → row. The writer fails at row
+    `fails_at` of the replay."""
 
     def __init__(self, cluster: Cluster, producer: str, queues: list[MessageQueue], first_queue: int) -> None:
         self.cluster, self.producer = cluster, producer
@@ -64,7 +66,7 @@ class Writer:
 
 
 class Cluster:
-    """A client of a cluster with the topic `again`."""
+    """Fake client of a cluster with the topic `again`."""
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, int], dict[str, Any]] = {}
@@ -110,7 +112,7 @@ def expected(ranges: list[OffsetRange] = RANGES) -> list[bytes]:
     )
 
 
-# Each row once
+# Each row is sent exactly once
 
 
 def test_an_archive_is_sent_once_however_often_it_is_run(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_run_that_failed_is_gone_on_with(tmp_path: Path, fails_at: int) -> Non
 
 
 def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None:
-    """Another queue precedes the others by name, and the old queues have more files."""
+    """The archive gained a queue whose name sorts before the old queues, and more files in the old queues."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES)
     replay(cluster, folder)
     more = [OffsetRange("orders", "broker-a", 3, 60, 70), OffsetRange("orders", "aaa", 0, 0, 5)]
@@ -147,7 +149,8 @@ def test_an_archive_that_grew_has_only_its_new_rows_sent(tmp_path: Path) -> None
 
 
 def test_an_archive_whose_oldest_files_were_deleted_is_sent_anew(tmp_path: Path) -> None:
-    """The new rows have other numbers: treating them as the earlier rows would lose as many as are gone."""
+    """The deleted files shift the numbers of the remaining rows. If the replay treated these rows as rows sent earlier,
+    it would skip as many rows as were deleted."""
     cluster, folder = Cluster(), archive(tmp_path / "orders", RANGES[:1])
     replay(cluster, folder)
     next(folder.glob("day=2026-03-01/*.parquet")).unlink()
@@ -208,7 +211,7 @@ def test_progress_is_told_in_rows_of_the_files(tmp_path: Path) -> None:
     assert (done.rows, done.selected, done.sent) == (90, 0, 0)
 
 
-# Rows
+# Selection and content of rows
 
 
 def test_messages_have_their_columns_again(tmp_path: Path) -> None:
@@ -249,7 +252,8 @@ def test_any_parquet_with_bodies_is_sent_file_by_file_to_all_queues(tmp_path: Pa
     assert [tuple(writer.queues) for writer in cluster.writers] == [QUEUES, QUEUES]
     assert {tuple(row) for row in cluster.stored.values()} == {("body",)}
     assert replay(cluster, tmp_path).sent == 0
-    # One of the files, by itself, is another source and another name.
+    # A replay of one file has another source, and so another producer name, than a replay of the folder: its rows are
+    # sent again.
     assert replay(cluster, tmp_path / "b.parquet").sent == 3
 
 
@@ -270,7 +274,7 @@ def test_lines_advance_alike() -> None:
     assert order == [(0, 4), (1, 10), (3, 3), (3, 6), (0, 4), (0, 4)]
 
 
-# Refusals
+# Refused options and files
 
 
 def test_a_directory_of_archives_names_one_of_them(tmp_path: Path) -> None:
@@ -326,7 +330,7 @@ def test_an_illegal_rate_is_refused(rate: Any) -> None:
         Pace(rate)
 
 
-# The rate, on a clock that only pauses move
+# The rate of sending, measured on a clock that only pauses advance
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Errors of Spark's tasks, in one line."""
+"""Tests that errors of Spark's tasks are reported in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times that jobs take as options."""
+"""Tests of the points in time that jobs accept as options."""
 
 from __future__ import annotations
 

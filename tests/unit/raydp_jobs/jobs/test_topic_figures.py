@@ -1,4 +1,4 @@
-"""The figures of topics as JSON, tables and a picture."""
+"""Tests of the topic statistics as JSON, as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def figures(topic: str = "orders", count: int = 3) -> TopicFigures:
-    """Return a topic of `count` minutes: in each, 60 messages are paid, 30 have no tag and 30 have rare tags."""
+    """Return the statistics of a topic over `count` minutes. In each minute, 60 messages have the tag paid, 30 have no
+    tag and 30 have rare tags."""
     buckets = [Bucket(NOON + timedelta(minutes=n), 120, 6000, 10 + n, {"paid": 60, None: 30}) for n in range(count)]
     last = NOON + timedelta(minutes=count)
     tags: dict[str | None, int] = {"paid": 60 * count, None: 30 * count}
@@ -57,7 +58,8 @@ def test_the_table_has_the_newest_buckets_and_says_so(monkeypatch: pytest.Monkey
     show([figures(count=SHOWN_BUCKETS + 5)], 60)
     printed = text.getvalue()
     assert f"the newest {SHOWN_BUCKETS} of {SHOWN_BUCKETS + 5} stretches of 60 s" in printed
-    assert printed.count("│ 2026-03-01T12:") == SHOWN_BUCKETS + 2  # and the topic's first and last message
+    # 2 more lines: the times of the topic's first and last message
+    assert printed.count("│ 2026-03-01T12:") == SHOWN_BUCKETS + 2
     assert "(no tag)" in printed
     assert "(others)" in printed
 

@@ -1,4 +1,5 @@
-"""The cluster behind a stream: finding queues, broker groups that do not answer, commits to a group."""
+"""Tests of a stream's access to its cluster: finding queues, broker groups that do not reply, and commits to a
+group."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ PAID = MessageQueue("payments", "a", 0)
 
 
 class Cluster(Queues):
-    """Topics with a queue at broker groups a and b, ten messages each.
+    """Fake cluster: each topic has one queue of ten messages in each of the broker groups a and b.
 
-    `fails`: broker groups that raise. `hangs`: broker groups that do not answer until the event is set.
+    `fails`: broker groups that raise an error. `hangs`: broker groups that do not reply until the event is set.
     """
 
     def __init__(self, *topics: str) -> None:
@@ -67,7 +68,8 @@ class NoClient:
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, choice: TopicChoice, **starting: Any) -> TopicCluster:
-    """A TopicCluster on `cluster`, whose clock is its attribute `_clock`."""
+    """Return a TopicCluster on the fake `cluster`. The test sets the TopicCluster's clock through the attribute
+    `_clock`."""
     monkeypatch.setattr(stream_cluster, "ClusterQueues", lambda routes, storages, names: cluster)
     monkeypatch.setattr(stream_cluster, "ANSWER_TIMEOUT_S", 0.05)
     client: Any = NoClient()
@@ -75,7 +77,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, choice: TopicChoic
 
 
 def later(topics: TopicCluster, seconds: float) -> None:
-    """Let time pass, and run the search for new queues that becomes due."""
+    """Let `seconds` pass, and run the search for new queues that is due after this time."""
     clock: Any = topics._clock
     clock.now_s += seconds
     topics.queues()
@@ -154,7 +156,7 @@ def test_a_start_that_no_message_is_as_late_as_is_refused(monkeypatch: pytest.Mo
 
 
 class FakeGroup:
-    """A group's offsets at its brokers. `down`: brokers that do not answer."""
+    """Fake of a group's committed offsets. `down`: brokers that do not reply."""
 
     def __init__(self, group: str) -> None:
         self.group, self.down = group, False

@@ -1,4 +1,5 @@
-"""The options of `stream_topic` have the names of equivalent options of Spark's Kafka source."""
+"""Tests that the options of `stream_topic` have the same names as the equivalent options of Spark's Kafka
+source."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from raydp_jobs.stream.planner import BatchLimits
 from raydp_jobs.stream.topic_stream import StartingOptions, stream_topic
 from raymq.common.errors import InvalidArgumentError
 
-pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # raised by PySpark
+# PySpark raises these warnings
+pytestmark = pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")
 
 KAFKA_OPTIONS = (
     "startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy failOnDataLoss "
     "minPartitions maxOffsetsPerTrigger minOffsetsPerTrigger"
 ).split()
-"""The options of a streaming query in Spark 3.5's Kafka source that a topic of raymq also has."""
+"""Options of Spark 3.5's Kafka source for streaming queries that `stream_topic` also has."""
 OTHER_NAMES = {
     "topic": "subscribe",
     "topic_pattern": "subscribePattern",
@@ -29,7 +31,8 @@ OTHER_NAMES = {
     "commit_group": None,
     "client": None,
 }
-"""Options with another name in Spark's Kafka source, or without a counterpart there."""
+"""Options of `stream_topic` with another name in Spark's Kafka source, or None if the Kafka source has no
+counterpart."""
 
 
 def test_option_names_are_those_of_sparks_kafka_source() -> None:

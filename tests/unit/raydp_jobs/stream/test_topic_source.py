@@ -1,4 +1,5 @@
-"""TopicSource's answers to Spark, without Spark: commits, pauses, fixed ends, deleted topics."""
+"""Tests of TopicSource, the source that Spark calls, without Spark: commits, pauses, fixed end offsets and deleted
+topics."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ A0, B0, PAID = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0), M
 
 
 class Query:
-    """A query as Spark runs it: each batch ends before the next is requested. `pauses`: the source's sleeps, in
-    seconds."""
+    """A streaming query as Spark runs it: each batch ends before the next is requested. `pauses`: durations of the
+    source's sleeps, in seconds."""
 
     def __init__(self, topics: FakeTopics, *, query_id: str = "q", source: TopicSource | None = None, **limits: Any):
         self.now_s, self.pauses = 0.0, [0.0][:0]
@@ -35,7 +36,7 @@ class Query:
             self.now_s += seconds
 
     def batch(self, *, unlimited: bool = False) -> dict[MessageQueue, range] | None:
-        """Return the offsets of the next batch; None without a next batch."""
+        """Run the next batch and return its offsets per queue. Returns None if no new messages exist."""
         end = self.source.latest_offset(self.id, self.position, unlimited=unlimited)
         if end is None or end == self.position:
             return None
@@ -77,7 +78,7 @@ def test_an_idle_query_pauses_between_its_questions_to_the_cluster() -> None:
 def test_a_batch_waits_for_enough_messages_but_not_for_ever() -> None:
     topics = FakeTopics({A0: (0, 5)})
     query = Query(topics, min_offsets=10)
-    assert query.batch() == {A0: range(5)}  # a query's first batch fixes where it begins
+    assert query.batch() == {A0: range(5)}  # the first batch fixes the query's start offsets
     topics.append(A0, 9)
     assert query.batch() is None
     topics.append(A0, 1)
@@ -123,7 +124,7 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
     query.batch(), strict.batch()
     del topics.held[PAID]
     topics.append(A0, 1)
-    assert query.batch() == {A0: range(5, 6)}  # nobody has said that it is deleted
+    assert query.batch() == {A0: range(5, 6)}  # the cluster has not reported topic `paid` as deleted
     topics.gone = {PAID}
     topics.append(A0, 1)
     assert query.batch() == {A0: range(6, 7)}
@@ -133,7 +134,7 @@ def test_a_topic_that_is_deleted_is_an_error_or_is_left_out() -> None:
 
 
 def made_anew(topics: FakeTopics, count: int) -> None:
-    """Delete the topic `orders` in broker group a, and create it again with `count` messages."""
+    """Delete the topic `orders` in broker group a, then create the topic again with `count` messages."""
     topics.held[A0] = (0, count)
     topics.ids = {"orders": {"a": f"{topics.ids['orders']['a']}+", "b": "1"}}
 
@@ -210,7 +211,8 @@ def test_the_cluster_is_closed_with_the_last_query() -> None:
     query.batch(), other.batch()
     query.source.stop("q")
     assert topics.closed == 0
-    assert query.source.metrics("q", None)["offsetsBehindLatest"] == "0"  # a late question does not bring it back
+    # a metrics call after the stop does not register the query again
+    assert query.source.metrics("q", None)["offsetsBehindLatest"] == "0"
     query.source.stop("other")
     assert topics.closed == 1
 

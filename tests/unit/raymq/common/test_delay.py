@@ -1,4 +1,4 @@
-"""The queues in which delayed messages wait, and the times that users write."""
+"""Tests of the queues in which delayed messages wait, and of the delay times that users write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def test_the_default_levels_are_rocketmqs():
-    """Golden fact 19."""
+    """Golden fact 19: the default delay levels."""
     seconds = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     assert tuple(1000 * value for value in seconds) == DELAY_LEVELS_MS
 

@@ -1,5 +1,5 @@
-"""Modules are found by their former names, each once, because pickles and actors of an earlier raymq use these
-names."""
+"""Tests that modules can be imported by their former names, because pickles and actors of an earlier raymq use these
+names. Each module is loaded only once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print("the same")
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, because an import by a former name leaves traces in the process."""
+    """Run Python in a separate process, because an import by a former name changes the importing process."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

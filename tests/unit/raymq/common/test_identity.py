@@ -1,4 +1,5 @@
-"""The user that a process acts as: one at a time, until its last holder releases it."""
+"""Tests of the user that a process acts as: one user at a time, until the last object that holds the identity releases
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_no_other_user_may_act_meanwhile(other):
             identity.take(other)
         wanted = "acts as 'bob'" if other is BOB else "with another secret: close its clients before it uses"
         assert wanted in str(refused.value)
-        identity.give_back(other)  # which changes nothing
+        identity.give_back(other)  # releasing another identity changes nothing
         assert identity.present() == ALICE
     with acting_as(other):
         assert identity.present() == other

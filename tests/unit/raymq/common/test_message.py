@@ -1,4 +1,4 @@
-"""A message refuses illegal fields when it is made."""
+"""Tests that the constructor of a message refuses illegal fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name rules, and the parsing of actor names."""
+"""Tests of the rules for names, and of parsing actor names."""
 
 from __future__ import annotations
 

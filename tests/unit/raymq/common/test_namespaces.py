@@ -1,4 +1,5 @@
-"""Names in namespaces: the golden facts 145 to 158 of spec/features.md, and laws for every name."""
+"""Tests of names in namespaces: the golden facts 145 to 158 of spec/features.md, and properties that hold for every
+name."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_a_name_is_unwrapped_as_rocketmq_unwraps_it(name, unwrapped, namespace):
 
 
 def test_only_the_namespace_asked_for_is_taken_off():
-    assert unwrap("ns%orders", "n") == "ns%orders"  # 158
+    assert unwrap("ns%orders", "n") == "ns%orders"  # golden fact 158
     assert unwrap("ns%orders", "ns") == "orders"
     assert unwrap("%RETRY%ns%g", "n") == "%RETRY%ns%g"
     assert unwrap("ns%orders", "") == "ns%orders"

@@ -1,4 +1,4 @@
-"""Several calls at the same time: each of them ends."""
+"""Tests of running several calls in parallel: every call completes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_the_first_failure_is_raised_when_all_calls_have_ended() -> None:
 
 
 def aside_in_main(code: str) -> str:
-    """Return the output of a program that makes calls aside in its main thread."""
+    """Run a program that makes `aside` calls (in a helper thread) from its main thread. Returns the program's
+    output."""
     program = f"import threading\nfrom raymq import parallel\nfrom raymq.common.parallel import aside\n{dedent(code)}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
     return done.stdout.strip()
@@ -93,7 +94,8 @@ def test_a_call_is_made_though_no_further_helper_can_be_started() -> None:
 
 
 def test_a_signal_that_comes_just_before_the_wait_is_handled_soon() -> None:
-    """The helper's own signal arrives before or while the main thread waits: the order is not defined."""
+    """The signal of the helper thread may arrive before or while the main thread waits. The order is not
+    defined."""
     assert (
         aside_in_main("""
         import signal, time

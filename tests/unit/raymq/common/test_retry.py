@@ -1,4 +1,4 @@
-"""Pauses grow to a limit."""
+"""Tests that the pauses between retries grow up to a limit."""
 
 from __future__ import annotations
 

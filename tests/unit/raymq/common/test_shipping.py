@@ -1,4 +1,5 @@
-"""Functions whose calls would run none of their code: refused wherever raymq takes a function."""
+"""Tests of functions that run none of their code when called, such as coroutine functions. raymq refuses these
+functions wherever it accepts a function."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from storage.hooks.hook import find_hook
 
 
 async def coroutine(argument: Any) -> None:
-    """A user's function."""
+    """Stand in for a user's coroutine function."""
 
 
 def generator(argument: Any) -> Any:
@@ -30,12 +31,12 @@ async def async_generator(argument: Any) -> Any:
 
 class Later:
     async def __call__(self, argument: Any) -> None:
-        """A user's function."""
+        """Stand in for a user's callable object with a coroutine method."""
 
 
 class Plain:
     def __call__(self, argument: Any) -> None:
-        """A user's function."""
+        """Stand in for a user's callable object."""
 
 
 KINDS = [

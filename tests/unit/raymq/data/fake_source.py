@@ -1,4 +1,4 @@
-"""A cluster's topics as the planner of a read sees them: queues with bounds, and a message stored per ms."""
+"""Fake of a cluster's topics for the planner of a read: queues with bounds, and one message stored per ms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from raymq.common.message import MessageQueue
 from raymq.common.protocol.store import QueueBounds
 
 FIRST_MS = 1_700_000_000_000
-"""The store time of offset 0 of each queue. Offset n was stored n ms later."""
+"""Store time of offset 0 of each queue, in ms. Offset n was stored n ms later."""
 PARTS = 4
 
 
 class FakeSource:
-    """The queues and their bounds, [min, max). Counts the requests for bounds."""
+    """Fake queues with their bounds, [min, max). The class counts the requests for bounds."""
 
     def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
         self._bounds = dict(bounds)

@@ -1,4 +1,4 @@
-"""The datasink in the driver and in its tasks, without Ray. A writer that notes its arguments stands for the
+"""Tests of the datasink in the driver and in its tasks, without Ray. A writer that records its arguments replaces the
 cluster."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ QUEUES = tuple(MessageQueue("orders", "broker-a", number) for number in range(3)
 
 
 class FakeCluster:
-    """Replaces driver_client and worker_client. `writers`: the arguments of each writer; `tables`: their rows."""
+    """Fake cluster that replaces driver_client and worker_client. `writers`: the arguments of each writer. `tables`:
+    the rows that each writer received."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE
@@ -99,7 +100,7 @@ def test_a_retried_task_says_the_same_of_itself(cluster: FakeCluster) -> None:
     shipped = cloudpickle.dumps(sink)
     for _ in range(2):
         pickle.loads(shipped).write(iter(BLOCKS), context())
-    cluster.queues = QUEUES[:2]  # what the topic has by now does not matter
+    cluster.queues = QUEUES[:2]  # a later change of the topic's queues has no effect
     pickle.loads(shipped).write(iter(BLOCKS), context())
     first, second, third = cluster.writers
     assert first == second == third
@@ -132,7 +133,7 @@ def test_the_start_checks_the_fields_and_fixes_the_queues_anew(cluster: FakeClus
     sink = TopicDatasink("orders", body_field="y")
     with pytest.raises(InvalidArgumentError, match="body_field='y'; they have x"):
         sink.on_write_start(pa.schema([("x", pa.string())]))
-    sink.on_write_start(pa.schema([]))  # of a dataset whose columns are not known yet
+    sink.on_write_start(pa.schema([]))  # the empty schema of a dataset whose columns are not known yet
     with pytest.raises(InvalidArgumentError, match="body_field='y'"):
         sink.write(iter(BLOCKS), context())
     cluster.queues = QUEUES[:1]

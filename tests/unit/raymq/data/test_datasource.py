@@ -1,4 +1,5 @@
-"""The datasource's plan and its read tasks, without Ray. A fake stands for the cluster behind the client."""
+"""Tests of the datasource's plan and of its read tasks, without Ray. A fake replaces the cluster behind the
+client."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from raymq.data.reading import read_topic
 from raymq.records.kernels.columns import schema_with
 from tests.unit.raymq.data.fake_source import FakeSource
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")  # by Ray itself
+# Ray itself raises these warnings
+pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 QUEUES = {
     MessageQueue("orders", "broker-a", 0): (0, 1000),
@@ -41,7 +43,8 @@ BODY = b"x" * 1000
 
 
 class FakeCluster:
-    """Replaces driver_client, worker_client and open_ranges. `read`: the columns that each read requested."""
+    """Fake cluster that replaces driver_client, worker_client and open_ranges. `read`: the columns that each read
+    requested."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE

@@ -1,4 +1,5 @@
-"""The plans of iter_topic: the range of each dataset, and the time of the next check."""
+"""Tests of the plans of iter_topic: the offset range of each dataset, and the time of the next check for
+messages."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BEGIN = StartOffsetQuery(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
 
 class FakeOffsets:
-    """A group's offsets at the brokers. `fenced`: queues that a member holds."""
+    """Fake of a group's offsets at the brokers. `fenced`: queues that a group member holds, so that commits to them are
+    refused."""
 
     def __init__(self, group: str) -> None:
         self.committed: dict[MessageQueue, int] = {}
@@ -48,7 +50,7 @@ class FakeOffsets:
 
 
 class Clock:
-    """A clock that only sleeping advances. `on_sleep` is called with each pause."""
+    """Fake clock that only sleeping advances. `on_sleep` is called with each pause."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -88,7 +90,8 @@ def test_each_dataset_begins_where_the_last_one_was_committed(offsets: FakeOffse
     assert (spans(first), clock.slept) == ({0: (0, 50), 1: (0, 10)}, [])
     progress.commit(first)
     assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
-    assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}  # the last one was not committed
+    # the previous range was not committed, so its queue offsets are included again
+    assert spans(next(looks)) == {0: (50, 100), 1: (10, 20)}
     assert offsets.groups == ["broker-a"]
     assert clock.slept == [2.0, 2.0]
 
@@ -138,7 +141,7 @@ def test_a_reset_moves_the_next_dataset(offsets: FakeOffsets) -> None:
     looks = planned(source, progress, clock)
     first = next(looks)
     offsets.committed[A0], offsets.versions[A0] = 20, 1
-    progress.commit(first)  # of before the reset
+    progress.commit(first)  # this commit belongs to a range from before the reset
     assert spans(next(looks)) == {0: (20, 50)}
 
 

@@ -1,4 +1,4 @@
-"""Rows as messages: each kind of field, and refused values."""
+"""Tests of converting rows to messages: each kind of field, and refused values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from raymq.client.producer.table_rows import TableRows
 from raymq.common.errors import InvalidArgumentError, MessageIllegalError
 from raymq.data.messages import MessageFields, to_messages
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")  # by Ray itself
+# Ray itself raises these warnings
+pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning:ray.data.context")
 
 
 def messages(rows: pa.Table | dict[str, Any], **options: Any) -> dict[str, list[Any]]:
-    """Return the columns of the messages, as a producer takes them."""
+    """Convert rows to messages. Returns the columns that a producer receives."""
     table = to_messages(rows if isinstance(rows, pa.Table) else pa.table(rows), MessageFields(**options))
     plain = table.drop_columns(["deliver_time"]) if "deliver_time" in table.column_names else table
     TableRows("orders", plain).check(0, table.num_rows, 1 << 20)

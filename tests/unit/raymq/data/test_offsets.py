@@ -1,4 +1,4 @@
-"""The options start_offset and end_offset, checked on queues with known bounds."""
+"""Tests of the options start_offset and end_offset, on queues with known bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO_GROUPS = {**ONE_GROUP, B0: (0, 30), C0: (5, 20)}
 
 
 def spans(bounds: dict[MessageQueue, tuple[int, int]], topics: Any = "orders", **options: Any) -> dict[str, Any]:
-    """Return the offsets that are read, by queue."""
+    """Return the offset range to read of each queue."""
     merged = {"start_offset": "earliest", "end_offset": "latest", "lenient": False, **options}
     source = FakeSource(bounds)
     ranges = resolve_ranges(source, topics, **merged)
@@ -68,7 +68,7 @@ def test_an_end_beyond_the_data_is_the_end_of_the_data() -> None:
 @pytest.mark.parametrize(
     "time",
     [
-        datetime(2023, 11, 14, 22, 13, 20, 20_000),  # without a zone: UTC
+        datetime(2023, 11, 14, 22, 13, 20, 20_000),  # a time without a time zone means UTC
         datetime(2023, 11, 14, 22, 13, 20, 20_000, tzinfo=UTC),
         datetime(2023, 11, 15, 0, 13, 20, 20_000, tzinfo=timezone(timedelta(hours=2))),
     ],

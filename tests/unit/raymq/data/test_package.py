@@ -1,4 +1,5 @@
-"""The package without Ray Data: Ray Data is loaded late, and an error names it if it is missing."""
+"""Tests of the package raymq.data without Ray Data: Ray Data is imported only on use, and an error names Ray Data if it
+is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client for the tasks of a process: made once, closed when it is idle."""
+"""Tests of the client that all tasks of a process share: the client is made once, and closed when it is idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeClient:
 
 
 class Connections:
-    """Yield the list of every client made."""
+    """Fake connect function that makes fake clients, and lists every client that it made."""
 
     def __init__(self) -> None:
         self.made: list[FakeClient] = []
@@ -62,7 +62,7 @@ def test_a_client_in_use_is_not_closed() -> None:
     shared = SharedClient(connections, idle_s=0.0)
     with shared.use():
         with shared.use():
-            pass  # with the end of this block a timer could start
+            pass  # the end of this block could start the idle timer
         assert not connections.made[0].closed.wait(0.1)
     assert connections.made[0].closed.wait(10.0)
 
@@ -138,7 +138,7 @@ def test_a_child_connects_anew_though_a_task_of_the_parent_uses_the_client_and_i
     shared = SharedClient(connections, idle_s=60.0)
 
     def use() -> list[bool]:
-        with shared.use(BOB) as own:  # another user than that of the parent's task
+        with shared.use(BOB) as own:  # not the user of the parent process's task
             return [own is connections.made[1], connections.made[0].closed.is_set(), own.closed.is_set()]
 
     with shared.use(ALICE) as client, shared._lock:

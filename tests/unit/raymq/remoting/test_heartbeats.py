@@ -1,4 +1,5 @@
-"""A client's heartbeats: sent at once on a change, to every broker, and unregistered at its end."""
+"""Tests of a client's heartbeats: sent at once on a change, to every broker. At its end, the client
+unregisters."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ DATA = ConsumerData("billing", "PULL", {"orders": "*"})
 
 
 class Brokers:
-    """The last heartbeat of each broker."""
+    """Fake brokers. Each broker keeps the last heartbeat that it received."""
 
     def __init__(self) -> None:
         self.names = ["a", "b"]

@@ -1,4 +1,5 @@
-"""Calls of a process that acts as a user: by the methods' twins, signed for one actor, one method, one time."""
+"""Tests of remote calls in a process that acts as a user. Each call uses the signed variant of the method; the
+signature is valid for one actor, one method and one call."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ALICE = Identity("alice", b"a" * 32)
 
 
 class Handle:
-    """A handle that records its calls."""
+    """Fake actor handle that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -71,7 +72,7 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 ) -> None:
     def resolve(reference: int, what: str, timeout_s: float) -> str:
         if reference <= times:
-            actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))  # as the real one does
+            actor_ref._learn(SignedTooEarlyError(what, "broker-a", b"l" * 16, 5_000))  # the real call does the same
             raise SignedTooEarlyError(what)
         return "answer"
 
@@ -85,7 +86,7 @@ def test_a_call_that_was_signed_before_the_server_began_is_signed_anew_within_it
 
 
 class Process:
-    """A process of the actor broker-a with authentication. Ray wraps its errors in a RayTaskError."""
+    """Fake process of the actor broker-a with authentication. It wraps errors in a RayTaskError, as Ray does."""
 
     def __init__(self) -> None:
         self.authenticated = OwnerAuthentication(ActorOwner("broker-a", ALICE))
@@ -106,7 +107,7 @@ class Process:
 
 
 class Cluster:
-    """The cluster's single actor, and the wall clock of all its machines."""
+    """Fake cluster with a single actor, and one wall clock for all its machines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.process, self.calls, self.offset_s = Process(), 0, 0.0
@@ -124,7 +125,7 @@ class Cluster:
         return answer
 
     def call(self) -> int:
-        """Call the actor as ALICE. Returns the number of tries."""
+        """Call the actor as user ALICE. Returns the number of attempts."""
         before = self.calls
         with identity.acting_as(ALICE):
             assert ActorRef("broker-a").call("groups") == "answer"

@@ -1,4 +1,5 @@
-"""StorageClient: its lanes, lanes that cannot be opened or break, and lost answers."""
+"""Tests of StorageClient: its lanes (direct socket connections), lanes that cannot be opened or that break, and lost
+replies."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def servers():
     opened: list[LaneServer] = []
 
     def serve(methods) -> LaneServer:
-        """Run a server of these control calls. APPENDs go to methods["append"], with the request."""
+        """Run a lane server with these methods as control calls. The server passes APPEND requests to
+        methods["append"]."""
         handlers = {
             FrameKind.OPEN: lambda request: request.drop(),
             FrameKind.CALL: ControlCalls(methods, lambda name, call, fail: call()),
@@ -57,7 +59,7 @@ def servers():
 
 @pytest.fixture
 def client(monkeypatch):
-    """Return a maker of clients of a fake actor with these methods, on the node "here"."""
+    """Return a function that makes a client of a fake actor with given methods, on the node "here"."""
     clients = []
 
     def make(**methods) -> tuple[StorageClient, FakeActor]:
@@ -95,7 +97,7 @@ def test_on_the_stores_node_calls_go_over_a_lane_that_is_kept(client, servers):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Return a function that sets for how long a call tries to open a lane, in seconds."""
+    """Return a function that sets how long a call tries to open a lane, in seconds."""
 
     def patience(seconds: float) -> None:
         monkeypatch.setattr(lane_pool, "OPEN_PATIENCE_S", seconds)
@@ -117,13 +119,13 @@ def test_from_another_node_a_server_without_a_port_is_an_error_that_says_why(cli
 
 def test_a_port_that_refuses_is_an_error_that_names_the_address(client, patience):
     patience(0.2)
-    with closing(socket.socket()) as bound:  # not listening: the kernel refuses connections
+    with closing(socket.socket()) as bound:  # the socket does not listen, so the kernel refuses connections
         bound.bind(("127.0.0.1", 0))
         address = LaneAddress("\0raymq-a", b"x" * 32, *bound.getsockname())
         storage, actor = client(describe=lambda: description(address, node_id="elsewhere"))
         with pytest.raises(ServiceNotAvailableError, match=rf"at 127.0.0.1:{address.port} can be opened.*refused"):
             storage.append([], WAIT_S)
-    assert actor.calls.count("describe") == len(actor.calls) > 1  # the address is looked up for each attempt
+    assert actor.calls.count("describe") == len(actor.calls) > 1  # each attempt looks up the lane's address again
 
 
 def test_a_port_that_never_answers_costs_no_more_than_the_calls_timeout(client, monkeypatch):
@@ -151,7 +153,7 @@ def test_a_call_waits_until_the_server_takes_connections_again(client, servers, 
     found = []
     thread = threading.Thread(target=lambda: found.append(storage.queue_bounds("orders", 0, WAIT_S)))
     thread.start()
-    for _ in range(3):  # it was refused at least twice
+    for _ in range(3):  # three requests mean that at least two were refused
         assert asked.acquire(timeout=WAIT_S)
     monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 1)
     thread.join(WAIT_S)
@@ -239,7 +241,8 @@ def test_a_lane_call_without_an_answer_is_a_timeout_and_the_next_call_takes_anot
     kept = []
     server = servers({"append": kept.append, "queue_bounds": lambda topic, queue_id: BOUNDS})
     storage, _ = client(describe=lambda: description(server.address))
-    storage.queue_bounds("orders", 0, WAIT_S)  # opens a lane, which would take a part of the next call's time
+    # open a lane now, because opening one would take part of the next call's timeout
+    storage.queue_bounds("orders", 0, WAIT_S)
     with pytest.raises(RequestTimeoutError):
         storage.append([], 0.2)
     assert storage.queue_bounds("orders", 0, WAIT_S) == BOUNDS
@@ -260,11 +263,11 @@ def test_an_actor_whose_store_did_not_open_gives_the_reason(client):
         storage.fetch([], 1000, 0.0, WAIT_S)
 
 
-# persist_until
+# StorageClient.persist_until
 
 
 class Clock:
-    """A clock that only sleeps advance."""
+    """Fake clock that only sleeping advances."""
 
     def __init__(self, monkeypatch) -> None:
         self.now_s = 100.0

@@ -1,4 +1,5 @@
-"""The contract of a TaskProcessorAdapter: all nine methods, and the five for coroutines, without Ray."""
+"""Tests of the interface of a Ray Serve TaskProcessorAdapter: all nine methods, and the five coroutine methods, without
+Ray."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ CALLS = {
     "get_metrics": (),
     "health_check": (),
 }
-"""The methods that programs call, each with arguments."""
+"""Methods that users' programs call, each with arguments."""
 DAY_MS = 86_400_000
 
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch: pytest.MonkeyPatch) -> FakeTaskQueue:
-    """The raymq that adapters connect to, made at the first connection."""
+    """Return the fake raymq to which the adapters connect at their first call."""
     tasks = FakeTaskQueue(RaymqTaskProcessorAdapter(config())._settings)
     monkeypatch.setattr(adapter_module.TaskConnection, "open", lambda settings: tasks)
     return tasks
@@ -64,7 +65,7 @@ def adapter() -> Iterator[RaymqTaskProcessorAdapter]:
 
 
 def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
-    """Return the state of a task after its end."""
+    """Wait until a task has ended. Returns its final state."""
 
     def end() -> TaskResult | None:
         result = adapter.get_task_status_sync(task.id)
@@ -73,7 +74,7 @@ def ended(adapter: RaymqTaskProcessorAdapter, task: TaskResult) -> TaskResult:
     return eventually(end, "the task's end", WAIT_S)
 
 
-# The class
+# The adapter class itself
 
 
 def test_it_is_an_adapter_with_every_method_of_one():
@@ -147,7 +148,7 @@ def test_a_closed_adapter_has_no_connection_until_it_is_initialized_again(adapte
     assert adapter.enqueue_task_sync("add").status == "PENDING"
 
 
-# Handlers
+# Task handlers
 
 
 def test_a_handler_has_its_own_name_unless_it_is_given_one(adapter):
@@ -167,7 +168,7 @@ def test_two_handlers_with_one_name_are_refused(adapter):
         adapter.register_task_handle(lambda: 1, "add")
 
 
-# Programs
+# Programs that enqueue and cancel tasks
 
 
 def test_a_program_makes_an_adapter_of_the_config_of_a_deployment():
@@ -277,7 +278,7 @@ def test_health_is_an_answer_and_a_consumer_that_takes_tasks(adapter, tasks):
     assert "does not take tasks" in adapter.health_check_sync()[0][tasks.name]["error"]
 
 
-# Replicas
+# Replicas that run tasks
 
 
 def test_start_and_stop_may_be_called_again(adapter):

@@ -1,4 +1,4 @@
-"""The config of a task queue: its topics, its group, and refused values."""
+"""Tests of the configuration of a task queue: its topics, its group, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A process's connection to the raymq of its tasks: created topics, sent messages, and the lookup of states."""
+"""Tests of a process's connection to the raymq that stores its tasks: creating topics, sending messages, and looking up
+task states."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ TASK = Task("t1", "resize", (1,), {}, 5.0)
 
 
 class FakeClient:
-    """A client of two broker groups. A message's sharding key chooses its group; without a key it is `a`."""
+    """Fake client of two broker groups. A message's sharding key selects the broker group; without a key, the group is
+    `a`."""
 
     def __init__(self) -> None:
         self.names = NO_NAMESPACE
@@ -43,7 +45,7 @@ class FakeClient:
         self.groups: dict[str, GroupConfig] = {}
         self.sent: list[tuple[Message, dict[str, Any]]] = []
         self.stored: list[tuple[str, MessageExt]] = []
-        """The broker group of each state, and its message."""
+        """Stored task states: the broker group, and the message that holds the state."""
         self.asked: list[str | None] = []
         self.consumers: list[FakeConsumer] = []
         self.closed = False
@@ -63,7 +65,7 @@ class FakeClient:
     def close(self) -> None:
         self.closed = True
 
-    # Routes and administration
+    # Fake routes and administration
 
     def get(self, topic: str) -> TopicRoute:
         if topic not in self.topics:
@@ -76,7 +78,7 @@ class FakeClient:
     topic_route = get
 
     def create_topic(self, topic: str, queues: int) -> None:
-        if topic == "failed":  # somebody else was first
+        if topic == "failed":  # another process has just created this topic
             self.topics[topic] = topic_route(topic, a=1)
             raise TopicExistsError(topic, "with 1 queue")
         self.topics[topic] = topic_route(topic, a=queues - queues // 2, b=queues // 2)
@@ -99,7 +101,7 @@ class FakeClient:
     def describe_topic(self, topic: str) -> list[QueueDescription]:
         return self.held
 
-    # Sending
+    # Fake producer
 
     def send_async(self, message: Message, **where: Any) -> Future[object]:
         self.sent.append((message, where))

@@ -1,4 +1,5 @@
-"""The autoscaling policy by lag: the number of replicas that it wants, and how it asks for the lag."""
+"""Tests of the autoscaling policy by lag: the number of replicas that the policy requests, and its queries for
+the lag."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from tests.support.history.waiting import eventually
 
 
 class Cluster:
-    """A raymq that returns a group's lag, or an error."""
+    """Fake raymq that returns a group's lag, or raises an error."""
 
     def __init__(self) -> None:
         self.lag, self.retry_lag = 0, 0
         self.failure: Exception | None = None
         self.gate = threading.Event()
-        """The event that answers wait for."""
+        """Event that a query waits for before it returns."""
         self.gate.set()
         self.asked: list[str] = []
         self.addresses: list[str | None] = []
@@ -58,7 +59,7 @@ def context(replicas: int, requests: float = 0.0) -> SimpleNamespace:
 
 
 def wants(policy: RaymqLagPolicy, replicas: int, *, lag: int, requests: float = 0.0) -> float:
-    """Return the number of wanted replicas after the policy has received this lag."""
+    """Return the number of replicas that the policy requests after it has received this lag."""
 
     def heard() -> bool:
         return policy(context(replicas))[1] == {"lag": lag}

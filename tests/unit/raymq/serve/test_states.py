@@ -1,4 +1,4 @@
-"""The state of a task, computed from its reported states."""
+"""Tests of computing a task's state from the states that were reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task as JSON in a message."""
+"""Tests of encoding a task as JSON in a message."""
 
 from __future__ import annotations
 

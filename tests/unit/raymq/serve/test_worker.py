@@ -1,4 +1,4 @@
-"""A replica's worker: tasks are taken, run, ended and acknowledged, by threads."""
+"""Tests of a replica's worker, whose threads receive, run, complete and acknowledge tasks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tasks(settings: TaskSettings) -> FakeTaskQueue:
 
 @pytest.fixture
 def start(tasks: FakeTaskQueue) -> Iterator[Start]:
-    """Yield a function that starts workers, which are stopped at the end."""
+    """Yield a function that starts workers. The workers are stopped after the test."""
     workers = []
 
     def start(*, concurrency: int = 2, poll_max: int | None = None, **handlers: Callable[..., Any]) -> TaskWorker:
@@ -56,7 +56,8 @@ def put(tasks: FakeTaskQueue, name: str, *args: Any, task_id: str = "t1", **kwar
 
 
 def wait_for_states(tasks: FakeTaskQueue, *words: str, task_id: str = "t1") -> Any:
-    """Wait until a task has these states and its message is acknowledged. Returns the last state's result."""
+    """Wait until a task has reported these states and its message is acknowledged. Returns the result of the last
+    state."""
 
     def done() -> bool:
         return tasks.words(task_id) == list(words) and not tasks.unacknowledged

@@ -1,5 +1,5 @@
-"""A started append is settled when its flush and its copies are done, when its timeout ends, or when the disk
-failed."""
+"""Tests of the completion of a started append: when its flush and its copies are done, when its timeout ends, or when
+the disk has failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OK, SLOW_DISK, SLOW_SLAVE = SendStatus.SEND_OK, SendStatus.FLUSH_DISK_TIMEOUT, S
 
 
 class Disk:
-    """A disk whose progress the test sets."""
+    """Fake disk: the test sets how far the log is flushed."""
 
     def __init__(self) -> None:
         self.flushed, self.failed = 0, False
@@ -35,7 +35,8 @@ class Disk:
 
 
 class Append:
-    """Return a started append of a batch that waits and one that does not, with a deadline of 10 s for the disk."""
+    """A started append of two batches, one that waits for durability and one that does not. The deadline for the flush
+    is at 10 s."""
 
     def __init__(self, disk: Disk | None, acks: ReplicaAcks | None = None) -> None:
         self.told: list[float | None] = []
@@ -50,7 +51,8 @@ class Append:
 
 
 def copies_up_to(ends: list[int]) -> ReplicaAcks:
-    """Replicas have the log up to the last of `ends`. The append waits 3 s for the copies."""
+    """Return fake acknowledgements: the replicas have the log up to the last of `ends`. The append waits 3 s for the
+    copies."""
     return ReplicaAcks(None, lambda end_offset: ends[-1] >= end_offset, 3.0)
 
 

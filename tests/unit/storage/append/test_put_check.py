@@ -1,4 +1,5 @@
-"""The put checks and their decisions (spec/storage.md §1), running flags (§9), property CRC and hosts end to end."""
+"""Tests of the checks before a put and their results (spec/storage.md §1), of running flags (§9), and of property CRC
+and hosts end to end."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_flags_have_rocketmqs_numbers_and_those_that_forbid_writing_say_why():
     for flag in RunningFlag:
         assert flags.set_flag(flag, flag.name or "")
         assert not flags.set_flag(flag, "again")
-    assert flags.bits == 255  # RocketMQ's 127, and DISK_CRITICAL
+    assert flags.bits == 255  # RocketMQ's flags (127) and raymq's DISK_CRITICAL
     assert flags.not_writable_reason == "NOT_WRITABLE; QUEUE_ERROR; INDEX_ERROR; DISK_FULL; FENCED; QUEUE_DISK_FULL"
     assert not flags.readable
     assert flags.clear_flag(RunningFlag.NOT_READABLE)

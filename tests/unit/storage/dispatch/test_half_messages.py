@@ -1,4 +1,5 @@
-"""The table of half messages, built from records of the log, including records that RocketMQ writes."""
+"""Tests of the table of half messages, which is built from the log's records, including records that RocketMQ
+writes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from storage.dispatch.half_messages import HalfMessages, Outcome
 
 
 class Log:
-    """Passes records to a table, each at the next offset of its queue."""
+    """Fake log that passes each record to a table of half messages, at the next offset of the record's queue."""
 
     def __init__(self) -> None:
         self.table = HalfMessages()
@@ -22,7 +23,7 @@ class Log:
         self.position = 0
 
     def write(self, topic: str, body: bytes, *, tags: str | None = None, flags: int = 0, **properties: str) -> int:
-        """Return the queue offset of the record."""
+        """Write a record to the fake log. Returns the record's queue offset."""
         batch = encode_batch(
             [Message(topic, body, tags)],
             0,
@@ -53,7 +54,8 @@ class Log:
 
 
 def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
-    """Golden fact 99, not taken over: raymq has no op offset, so an op record out of order also ends its messages."""
+    """Golden fact 99, not taken over: raymq has no op offset, so an op record that arrives out of order also completes
+    the half messages that it names."""
     log = Log()
     for number in range(14):
         log.half(f"T{number}")
@@ -64,7 +66,7 @@ def test_op_records_end_what_they_name_in_any_order_and_the_rest_stays_open():
 
 
 def test_an_op_record_may_name_what_is_not_known():
-    """Golden fact 100."""
+    """Golden fact 100: an op record may name unknown or already completed half messages."""
     log = Log()
     offsets = [log.half(f"T{number}") for number in range(7)]
     for offset in offsets[:6]:
@@ -83,8 +85,8 @@ def test_a_record_of_the_op_topic_with_another_tag_or_no_numbers_ends_nothing():
 
 
 def test_an_op_record_for_the_first_of_several_copies_ends_all():
-    """Golden fact 101: RocketMQ's copies name the first offset, and RocketMQ's op record may name only the first
-    offset."""
+    """Golden fact 101: RocketMQ's copies of a half message name the first copy's offset, and RocketMQ's op record may
+    name only this offset."""
     log = Log()
     for _ in range(4):
         log.half("other")

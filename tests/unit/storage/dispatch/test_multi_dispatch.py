@@ -1,4 +1,5 @@
-"""A record's units in other queues: the queues that its properties name, without impossible ones."""
+"""Tests of a record's queue units (entries of consume queues) in other queues: the queues that the record's properties
+name, without implausible entries."""
 
 from __future__ import annotations
 
@@ -35,12 +36,13 @@ def view_of(names: str, offsets: str, *, topic: str = "orders", queue_id: int = 
     ],
 )
 def test_light_queue_units(names, offsets, expected):
-    """In 9,100 bytes of log no queue can have more than 100 messages."""
+    """A log of 9,100 bytes has space for at most 100 messages, so larger queue offsets are implausible."""
     assert light_queue_units(view_of(names, offsets), 9100) == expected
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_of_these_topics_may_be_in_other_queues_too(topic):
-    """RocketMQ 4.9 gives such messages offsets there; without offsets they are in no other queue."""
+    """RocketMQ 4.9 gives messages of these topics offsets in the other queues. Without offsets, a message is in no
+    other queue."""
     assert light_queue_units(view_of("%LMQ%a", "7", topic=topic), 9100) == [(("%LMQ%a", 0), 7)]
     assert light_queue_units(view_of("%LMQ%a", "", topic=topic), 9100) == []

@@ -1,4 +1,4 @@
-"""A record is torn if it ends in zeros as after a crash, and no intact record follows."""
+"""Tests of torn records: a record is torn if its end is zeros, as after a crash, and no intact record follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FILE_BYTES = 4096
 
 
 def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[memoryview, int, int]:
-    """Return a log file in which a record with these properties ends at a byte, the record's start, and its size."""
+    """Return a log file that contains a record with these properties, the record's start, and its size. The record ends
+    at byte `ends_at`."""
     size = len(encode_row(Row("T", 0, 0, properties), 0))
     start = ends_at - size
     record = encode_row(Row("T", 0, 0, properties), FILE_START + start)
@@ -30,15 +31,15 @@ def file_with(properties: bytes, *, ends_at: int, behind: bytes = b"") -> tuple[
     [
         (b"TAGS\x01t", 1024 + 100, False),
         (b"", 1024 + 100, False),
-        # The last property ends in NUL, in the middle of a sector or with its end.
+        # Not torn: the last property's value ends with a NUL byte, in the middle or at the end of a sector.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 100, False),
         (b"bin\x01C-string\0", 1024, False),
         (b"bin\x01\0", 1024 + 100, False),
-        # All of it that lies in the last sector is zero.
+        # Torn if all bytes of the record in its last sector are zero.
         (b"TAGS\x01t\x02bin\x01C-string\0", 1024 + 1, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 100, True),
         (b"TAGS\x01t\x02bin\x01C-string" + bytes(100), 1024 + 101, False),
-        # What is before the zeros is no property.
+        # Torn: the bytes before the zeros are not a complete property.
         (b"TAGS\x01t\x02\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02bi\0\0", 1024 + 100, True),
         (b"TAGS\x01t\x02\x01v\0", 1024 + 100, True),

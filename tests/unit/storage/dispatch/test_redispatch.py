@@ -1,4 +1,5 @@
-"""A block of records must not hide lost units, deleted topics, or producers that must be forgotten."""
+"""Tests of dispatching records again in blocks: a block must not hide lost queue units, deleted topics, or producers
+that must be forgotten."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Queue:
 
 @dataclass
 class Queues:
-    """A queue table with the methods that a walk calls."""
+    """Fake queue table with the methods that a scan of the log calls."""
 
     queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Queues:
 
 
 def records(*rows: tuple[str, int, str, int]) -> bytes:
-    """Return one record for each (topic, queue offset, producer, sequence)."""
+    """Return one record for each row (topic, queue offset, producer, sequence number)."""
     data = bytearray()
     for topic, queue_offset, producer, sequence in rows:
         batch = encode_batch(
@@ -74,7 +75,7 @@ def records(*rows: tuple[str, int, str, int]) -> bytes:
 
 
 def block_of(data: bytes) -> Block:
-    # Behind so much of a log every queue offset is plausible.
+    # At 1 MiB into the log, every queue offset in these tests is plausible.
     block = read_block(memoryview(data), 0, 1 << 20, check_crc=True, delay_levels_ms=DELAY_LEVELS_MS)
     assert block is not None
     return block

@@ -1,4 +1,5 @@
-"""The repeats that a store recognises if damage makes its snapshot useless (docs/design.md, "Repeats after damage")."""
+"""Tests of the repeated messages that a store still recognises if damage makes its snapshot useless (docs/design.md,
+"Repeats after damage")."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ FILE_BYTES = 16_384
 
 
 def append(store: MessageStore, producer: str) -> AppendResult:
-    """Send the first message of a producer, or repeat it."""
+    """Append the first message of `producer`. A second call repeats the message."""
     [result] = store.append([make_batch([b"first"], producer=(producer, 0, 0))])
     return result
 
 
 def fill(store: MessageStore, end_offset: int) -> None:
-    """Append messages without a producer until the log has `size` bytes."""
+    """Append messages without a producer until the log's end reaches `end_offset`."""
     while store.log.end_offset < end_offset:
         store.append([make_batch([b"x" * 1000])])
 
@@ -45,7 +46,7 @@ def test_repeats_of_the_last_two_files_are_recognised_and_older_ones_may_be_stor
     append(store, "in the last file")
     store.close()
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)
-    assert append(store, "old").duplicate  # the snapshot tells of it
+    assert append(store, "old").duplicate  # the snapshot contains the producer's sequence number
     store.close()
     lose_snapshot(root)
     store = open_store(root, mapped_file_size_commit_log_bytes=FILE_BYTES)

@@ -1,4 +1,5 @@
-"""Changes to the disk, and the check that the store's modules change the disk only through this module."""
+"""Tests of module storage.files.disk, and the check that the store's modules change the disk only through this
+module."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ BACK_DOORS = {
 }  # fmt: skip
 PATH_METHODS = {"unlink", "rename", "replace", "write_text", "write_bytes", "mkdir", "rmdir", "touch", "open"}
 REPLACES = {"replace"}
-"""str.replace and dataclasses.replace have the same name."""
+"""Path methods whose name str.replace and dataclasses.replace share, which do not change the disk."""
 
 
 def calls(module: Path) -> list[tuple[int, str]]:
-    """Return the calls in `module` that change the disk without `storage.files.disk`."""
+    """Return the calls in `module` that change the disk without `storage.files.disk`, with their line numbers."""
     found = []
     for node in ast.walk(ast.parse(module.read_text())):
         if not isinstance(node, ast.Call):
@@ -44,7 +45,8 @@ def calls(module: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("module", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
 def test_no_module_goes_to_the_disk_past_the_seam(module):
-    """The tests of power loss and I/O errors would not see a write that bypasses `storage.files.disk`."""
+    """The tests of power loss and I/O errors intercept `storage.files.disk`, so they would miss a write that bypasses
+    this module."""
     if module.name != "disk.py":
         assert calls(module) == []
 
@@ -84,7 +86,7 @@ def test_flushing_a_path_that_is_gone_is_nothing(tmp_path):
 
 def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    data = bytes(range(256)) * 16 * 1024  # several pieces
+    data = bytes(range(256)) * 16 * 1024  # the function writes this much data in several pieces
     path.write_bytes(data)
     written: list[tuple[int, int]] = []
     flushed: list[int] = []
@@ -101,5 +103,6 @@ def test_bytes_are_written_again_within_their_bounds_only(tmp_path, monkeypatch)
     assert (written[0][0], written[-1][1]) == (1000, 3_000_001)
     assert all(one[1] == other[0] for one, other in pairwise(written))
     assert len(flushed) == 1
-    disk.write_again(path, len(data) - 10, len(data) + 10)  # it does not grow
+    # the file does not grow, although the range ends after the file's end
+    disk.write_again(path, len(data) - 10, len(data) + 10)
     assert path.read_bytes() == data

@@ -1,4 +1,4 @@
-"""A directory of files of one size, as a power cut leaves it."""
+"""Tests of opening a directory of equally sized files after a power cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 400
     ids=["an empty file in the middle", "an empty last file", "both wrong"],
 )
 def test_a_deleted_file_does_not_come_back_with_the_next_power_cut(tmp_path, sizes: Sequence[int], left: list[int]):
-    """The second start follows a clean stop, after which recovery repairs nothing."""
+    """The second start follows a clean stop, so recovery repairs nothing at that start."""
     queue = tmp_path / "0" / "queue"
     queue.mkdir(parents=True)
     for number, size in enumerate(sizes):

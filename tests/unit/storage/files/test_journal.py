@@ -1,4 +1,4 @@
-"""The journal keeps the newest value of each key, over crashes."""
+"""Tests that the journal keeps the newest value of each key, even after crashes."""
 
 from __future__ import annotations
 

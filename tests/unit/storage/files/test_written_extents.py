@@ -1,4 +1,4 @@
-"""The last byte of a preallocated file is found without reading blocks that were never written."""
+"""Tests of finding the last written byte of a preallocated file without reading blocks that were never written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ BLOCK = 4096
 
 @pytest.fixture(params=["the file system tells", "the file system cannot tell"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MappedFile]:
-    """A preallocated file, whose extents all count."""
+    """Yield a preallocated file whose written extents are read although the file is small. One parameter simulates a
+    file system that cannot report extents."""
     monkeypatch.setattr(mapped_file, "_FLUSH_FIRST_BYTES", 0)
     if request.param == "the file system cannot tell":
 
@@ -71,7 +72,8 @@ def test_more_extents_than_one_answer_holds_are_all_looked_at(file: MappedFile) 
 
 
 def test_what_another_process_left_in_memory_only_is_found(file: MappedFile) -> None:
-    """The file system counts a block as written only once the block is on disk."""
+    """The file system reports a block as written only after the block is on disk, but the page cache may contain newer
+    bytes of another process."""
     descriptor = os.open(file.path, os.O_RDWR)
     os.pwrite(descriptor, b"x", SIZE - 10)
     os.close(descriptor)

@@ -1,4 +1,5 @@
-"""Group commit: a waiter continues after the flush is on disk and all observers were notified."""
+"""Tests of group commit: a waiting caller continues only after the flush is on disk and all observers were
+notified."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.support.stores.stores import small_settings
 
 
 class Log:
-    """A commit log whose written bytes are all flushed at once."""
+    """Fake commit log: a flush makes all written bytes durable at once."""
 
     paths = ("log",)
 

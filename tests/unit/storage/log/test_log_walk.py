@@ -1,4 +1,4 @@
-"""The position at which a walk over the log continues after a damaged record."""
+"""Tests of the position at which a scan of the log continues after a damaged record."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HOST = encode_host("127.0.0.1", 1)
 
 
 def file_of(*bodies: bytes, size: int = 0) -> tuple[memoryview, list[int]]:
-    """Return a log file at START with a record for each body, and the records' positions. `size`: its end, with a
-    BLANK."""
+    """Return a log file at physical offset START with a record for each body, and the records' positions. If `size` is
+    set, a BLANK record fills the file up to `size`."""
     batch = make_batch(bodies)
     ends = record_ends(batch.sizes)
     data = bytearray(batch.records)
@@ -49,9 +49,10 @@ def test_a_record_within_a_body_is_not_taken_for_the_next_one():
     inner, _ = file_of(b"not me")
     data, starts = file_of(b"first", bytes(inner), b"last")
     place = bytes(data).find(bytes(inner))
-    data[place + 28 : place + 36] = (START + place).to_bytes(8)  # it says that it is where it is
+    # make the inner record's physical offset equal to its real position
+    data[place + 28 : place + 36] = (START + place).to_bytes(8)
     assert is_intact(data, START, place)
-    data[starts[1] + 8] ^= 1  # the checksum of the body
+    data[starts[1] + 8] ^= 1  # damage the checksum of the second record's body
     assert resume_behind(data, START, starts[1]) == starts[2]
 
 

@@ -1,4 +1,5 @@
-"""The pool's buffers: their content, the bytes that a commit writes, and when buffers are free again."""
+"""Tests of the buffers of the transient store pool: their content, the bytes that a commit writes, and when a buffer is
+free again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recovery of a queue of single messages: the units that it keeps, and the part of its files that it reads."""
+"""Tests of recovering a queue of single messages: the queue units that recovery keeps, and the part of the queue's
+files that it reads."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ RECORD_BYTES = 100
 
 
 class CountingReader(LogReader):
-    """A reader that counts the requested units."""
+    """LogReader that counts the queue units that it is asked to read."""
 
     units_asked = 0
 
@@ -34,7 +35,8 @@ def open_queue(root: Path) -> tuple[ConsumeQueue, CountingReader]:
 
 
 def write(root: Path, begins: list[int]) -> None:
-    """Give the queue a unit for a record of 100 bytes at each of these places of the log."""
+    """Append one queue unit to the queue for each physical offset in `begins`. Each unit points to a record of 100
+    bytes."""
     queue, _ = open_queue(root)
     queue.reserve(len(begins))
     count = len(begins)

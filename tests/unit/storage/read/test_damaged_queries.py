@@ -1,4 +1,5 @@
-"""Queries of a store with one damaged record: all other messages are found, and the damage is reported."""
+"""Tests of queries on a store with one damaged record: all other messages are found, and the damage is
+reported."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ FIELDS = ("size", "magic", "queue id", "queue offset", "physical offset", "body 
 
 @pytest.fixture
 def store(tmp_path):
-    """Store nine messages with the key "all", a second apart."""
+    """Yield a store with nine messages that have the key "all". The messages are one second apart."""
     times = iter(range(FIRST_MS, FIRST_MS + 1_000_000, 1000))
     with closing(open_store(tmp_path / "store", clock_ms=lambda: next(times))) as store:
         for number in range(9):
@@ -46,7 +47,7 @@ def test_all_intact_records_are_found_and_the_damaged_one_is_reported(store, tmp
     found = store.queries.by_key("orders", "all")
     starts = record_starts(found.records).tolist()
     kept = [read_header(found.records, start).physical_offset for start in starts]
-    if field == "body":  # the record is handed over as it is: its reader checks the CRC
+    if field == "body":  # the store returns the record unchanged, and the reader of the record checks the body's CRC
         assert (kept, found.damaged) == (before, ())
     else:
         assert (sorted([*kept, *found.damaged]), found.damaged) == (before, (before[number],))

@@ -1,4 +1,5 @@
-"""Records that do not fit their queues: which of them count as changed, and which are trusted."""
+"""Tests of records that do not fit their queues: which records recovery treats as changed by damage, and which it
+trusts."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ SIZE = 100
 
 
 def claims_of(text: str) -> list[PlaceClaim]:
-    """Return a claim for each word: the queue's letter, and the offset.
+    """Return a PlaceClaim (the queue and offset that a record names) for each word of `text`: the queue's letter and
+    the offset.
 
-    Letters are queue ids from 0 on. Capital letters belong to another topic. "?" stands for bytes without meaning.
+    Letters stand for queue ids from 0 on. Capital letters belong to another topic. "?" stands for bytes without
+    meaning.
     """
     found = []
     for position, word in enumerate(text.split()):
@@ -35,9 +38,11 @@ def changes(
     units: dict[int, str] | None = None,
     sequences: dict[int, tuple[str, int]] | None = None,
 ) -> dict[int, str | None]:
-    """Return the rows of the changed records among claims, with the places that they should name, or None.
+    """Return the rows of `text` whose records are changed by damage. Each row maps to the queue and offset that the
+    record should name, or to None if they are unknown.
 
-    `units`: the places whose units lead to a row. `sequences`: the producers of rows, and their sequences.
+    `units`: queue units that point to a row, as queue and offset. `sequences`: the producer and sequence number of a
+    row.
     """
     unknown = [position * SIZE for position, word in enumerate(text.split()) if word == "?"]
     survey = Survey(claims_of(text), set(), unknown, 0, len(text.split()) * SIZE)
@@ -125,7 +130,7 @@ def test_neither_of_two_records_that_may_both_be_changed_is_trusted() -> None:
     assert changes(text) == {2: None, 3: None}
     assert changes(text, units={2: "a10"}) == {2: "a10"}
     assert changes(text, units={3: "a10"}) == {3: "a10"}
-    # Either the queue id has changed, or the offset, which was 0.
+    # Damage changed either the queue id or the offset, which was 0 before.
     assert changes("a0 a1 c2", new_queues_begin_at=0) == {2: None}
 
 
@@ -145,13 +150,15 @@ def test_a_producer_decides_if_no_unit_does() -> None:
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("p", 4), 3: ("q", 4)}) == {2: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("q", 3), 2: ("q", 4), 3: ("p", 4)}) == {3: "a10"}
     assert changes(text, sequences={0: ("p", 3), 1: ("p", 3), 2: ("p", 4), 3: ("p", 4)}) == {2: None, 3: None}
-    # The sender of the intact record has as many messages in both queues, and another sender's are between them.
+    # The producer of the intact record has equally many messages in both queues, and messages of another producer lie
+    # between them.
     text = "a9 b8 b9 b10 b10 a11 b11"
     sequences = {0: ("p", 3), 1: ("p", 3), 2: ("q", 3), 3: ("r", 5), 4: ("p", 4)}
     assert changes(text, sequences=sequences) == {3: None, 4: None}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 8)}) == {2: "a11"}
     assert changes("a9 a10 a15", sequences={1: ("p", 7), 2: ("p", 9)}) == {}
-    assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}  # two bits
+    # the offsets differ in two bits, so damage to a single bit cannot explain them
+    assert changes("a9 a10 a14", sequences={1: ("p", 7), 2: ("p", 8)}) == {}
 
 
 def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
@@ -160,12 +167,14 @@ def test_a_producer_that_goes_on_in_a_topic_made_anew_proves_nothing() -> None:
 
 
 def test_units_that_rocketmq_put_at_wrong_offsets_do_not_make_a_record_damaged() -> None:
-    """RocketMQ puts the unit of a record after a gap at the queue's end, and so all later units."""
+    """After a gap, RocketMQ appends a record's queue unit at the queue's end, so this unit and all later units have
+    wrong offsets."""
     assert changes("a7 a10 a11 a12", units={1: "a8", 2: "a9", 3: "a10"}) == {}
 
 
 def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
-    """A replica has noted the deletion too late, so the first record after it counts as deleted."""
+    """A replica recorded the topic's deletion too late, so the first record after the deletion counts as
+    deleted."""
     claims = claims_of("a0 a1 c0 a0 c1 c2 a1")
     claims[:3] = [claim._replace(is_chained=False) for claim in claims[:3]]
     survey = Survey(claims, set(), [], 0, len(claims) * SIZE)
@@ -174,5 +183,5 @@ def test_a_queue_of_a_deleted_topic_may_begin_in_its_middle() -> None:
 
 
 def test_a_unit_of_another_queue_s_file_does_not_make_a_record_damaged() -> None:
-    """A user has swapped the files of two queues; the records are intact."""
+    """The test swaps the files of two queues, as a user might; the records are intact."""
     assert changes("a0 b0 a1 b1 a2 b2", new_queues_begin_at=0, units={0: "b0", 1: "a0", 4: "b2", 5: "a2"}) == {}

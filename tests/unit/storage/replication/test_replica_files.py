@@ -1,4 +1,4 @@
-"""The identity of a store directory, over openings and losses."""
+"""Tests of a store directory's identity when the directory is reopened or loses files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The producers and consumers of a broker, from heartbeats."""
+"""Tests of the registry of a broker's producers and consumers, which is built from heartbeats."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_registry_that_is_new_does_not_take_a_client_for_gone():
     assert not registry.knows("not heard of yet", 221.0)
     for number in range(10_001):
         registry.unregister(f"c{number}")
-    assert registry.knows("c0", 101.0)  # so many are remembered
+    assert registry.knows("c0", 101.0)  # the registry remembers the last 10,000 unregistered clients
     assert not registry.knows("c1", 101.0)
 
 

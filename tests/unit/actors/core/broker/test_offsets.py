@@ -1,4 +1,5 @@
-"""The commits that take effect: none lowers the offset, belongs to an earlier owner, or precedes a reset."""
+"""Tests of offset commits. A commit is ignored if it lowers the offset, comes from an earlier owner, or was sent before
+a reset."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_an_older_owner_is_fenced_once_a_newer_one_has_begun():
 
 
 def test_commits_of_a_newer_generation_fence_as_its_start_does():
-    """The broker may have restarted since the start, without any record of it."""
+    """The broker may have restarted after it granted the start offset, and may have no record of the grant."""
     owners = Owners()
     judge(11, 7, owners=owners)
     assert judge(12, 6, owners=owners).fenced == [0]

@@ -1,4 +1,4 @@
-"""A group's lag in a topic."""
+"""Tests of a group's lag in a topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_lag_is_what_is_held_and_not_committed_and_the_largest_is_named():
 
 def test_without_a_lag_no_queue_is_named():
     assert lag_in({0: 7}, {0: QueueBounds(0, 7, 0)}) == Lag(0)
-    assert lag_in({0: 9}, {0: QueueBounds(0, 7, 0)}) == Lag(0)  # committed behind a queue's end
+    assert lag_in({0: 9}, {0: QueueBounds(0, 7, 0)}) == Lag(0)  # the committed offset is greater than the queue's end
     assert lag_in({}, {}) == Lag(0)
 
 

@@ -1,4 +1,4 @@
-"""A message that is sent back, over all its returns: golden fact 13, and the fields that must not change."""
+"""Tests of a message that is sent back several times: golden fact 13, and the fields that must not change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stored(records: bytes | bytearray, sizes, offset: int = 0, place: int = 4096
 
 
 def consumed(*bodies: bytes, times: int = 0, message_id: str = "A" * 32, **arguments) -> bytes:
-    """Return records of topic `orders` as a consumer has them."""
+    """Return records of topic `orders` as a consumer receives them."""
     messages = [Message("orders", body, "paid", ("k1", "k2"), {"a": "b"}, 7) for body in bodies]
     batch = encode_batch(
         messages,
@@ -57,7 +57,7 @@ def give_back(records: bytes, at: ReturnWriter | None = None, *, delay_level: in
 
 
 def delivered(batch) -> bytes:
-    """Return the record that the store's scheduler puts into the retry topic when the delay has passed."""
+    """Return the record that the store's scheduler writes to the retry topic after the delay."""
     waiting = read_waiting(stored(batch.records, batch.sizes))
     moved = move_record(
         waiting, waiting.real_topic, waiting.real_queue_id, producer=ProducerSequence("d", 0, 0), store_host_ipv6=False

@@ -1,4 +1,5 @@
-"""The snapshot's files: reading them restores the state, and they have RocketMQ's names and shapes."""
+"""Tests of the snapshot's files: loading them restores the state, and they have RocketMQ's file names and JSON
+structure."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ ROCKETMQ_GROUPS = """{
 
 
 def committed(offsets: dict[int, int]) -> BrokerState:
-    """Return a state with topic `orders` of four queues and group `billing`, which has committed these offsets."""
+    """Return a state with topic `orders` of four queues and group `billing`, which has committed `offsets`."""
     state = BrokerState()
     for change in (state.decide_topic("orders", 4, 4), *state.decide_group("billing")):
         state.apply(change, 1000)

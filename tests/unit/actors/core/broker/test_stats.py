@@ -1,4 +1,4 @@
-"""Counters and their rates over the last minute, hour and day."""
+"""Tests of counters and of their rates over the last minute, hour and day."""
 
 from __future__ import annotations
 

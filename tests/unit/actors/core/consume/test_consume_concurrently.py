@@ -1,4 +1,5 @@
-"""ConsumeConcurrently: a slow, failing or deadly message delays only the offset to commit."""
+"""Tests of ConsumeConcurrently: a message that is slow, fails, or kills the listener's process delays only the offset
+to commit."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def commit_point(core: ProcessQueues) -> int:
 
 
 def paced(core: ProcessQueues, seconds_per_message: float) -> None:
-    """Let the service measure the time of a message."""
+    """Report one completed task, so that `core` measures a consume time of `seconds_per_message`."""
     fetch(core, Q, 0)
     [task] = core.deliverable(0.0)
     core.reported(task, ConsumeReport(consume_s=seconds_per_message), 0.0)
@@ -48,7 +49,7 @@ def test_several_tasks_of_a_queue_are_in_flight_and_a_slow_one_holds_only_the_co
         core.reported(task, DONE, 0.0)
     assert commit_point(core) == 3
     core.reported(slow, DONE, 0.0)
-    assert commit_point(core) == 128  # up to what is in flight now
+    assert commit_point(core) == 128  # the commit point is the first offset that is still in flight
 
 
 def test_a_task_has_as_many_messages_as_the_threads_do_in_a_tenth_of_a_second():
@@ -139,7 +140,7 @@ def test_a_queue_that_is_being_sent_back_from_is_not_released():
     [sent] = core.reported(task, ConsumeReport(failures=(Failure(0, 1, "x"),)), 0.0).send_backs
     core.revoke([Q], 0.0)
     assert core.release(0.0) == []
-    core.send_back_failed(sent, 0.0)  # the next owner will deliver it
+    core.send_back_failed(sent, 0.0)  # the send-back failed, so the queue's next owner will deliver the message
     assert core.release(0.0) == [Q]
     assert core.deliverable(100.0) == []
 
@@ -181,8 +182,8 @@ def test_after_a_death_what_was_in_flight_comes_again_unchanged():
 
 
 def die_until_sent_back(core: ProcessQueues, deadly: int, limit: int = 100) -> tuple[SendBack, int, list[int]]:
-    """Deliver until the message at `deadly` is sent back. Returns the number of deaths, and the messages consumed
-    before."""
+    """Let the listener's process die at each delivery of the message at offset `deadly`, until that message is sent
+    back. Returns the send-back, the number of deaths, and the messages consumed before."""
     deaths, consumed = 0, []
     for _ in range(limit):
         tasks = core.deliverable(0.0)

@@ -1,6 +1,5 @@
-"""ConsumeOrderly: messages one after another, a failed message retried first, and at most one task repeated after a
-crash.
-"""
+"""Tests of ConsumeOrderly: messages are consumed one after another, a failed message is retried before later messages,
+and a crash repeats at most one task."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def commit(core: ProcessQueues) -> None:
 
 
 def fail(core: ProcessQueues, index: int, now_s: float = 0.0, **how):
-    """Let the single task in flight fail at a message."""
+    """Report that the single task in flight failed at message number `index`."""
     [task] = core.deliverable(now_s)
     rest = tuple(range(index + 1, len(task.messages)))
     return core.reported(task, ConsumeReport(unfinished=rest, failures=(Failure(index, 1, "x", **how),)), now_s)

@@ -1,4 +1,4 @@
-"""Figures per topic over the last minute."""
+"""Tests of a consumer's statistics per topic over the last minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One queue's account, message by message (spec/messaging.md §5.5)."""
+"""Tests of the state of one process queue, message by message (spec/messaging.md §5.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The process queues of a push-consumer instance: flow control, commits, resets, revocation."""
+"""Tests of the process queues of a push-consumer instance: flow control, commits, offset resets, and revoked
+queues."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def commit_of(offset: int | None, *, backwards: bool = False) -> OffsetCommit:
 
 
 def consume(core: ProcessQueues) -> list[int]:
-    """Consume everything successfully."""
+    """Deliver all messages and report success for each. Returns the consumed offsets."""
     seen = []
     while tasks := core.deliverable(0.0):
         for task in tasks:
@@ -48,7 +49,7 @@ def test_a_granted_queue_is_held_at_once_and_read_when_its_start_is_known():
     core.started(process_queue, QueueOffset(5, 2))
     assert core.wanted(0.0) == {Q: 5}
     assert core.uncommitted("broker-a") == {}
-    grant(core, Q, generation=8)  # once more changes nothing
+    grant(core, Q, generation=8)  # a repeated grant changes nothing
     assert core.wanted(0.0) == {Q: 5}
 
 
@@ -98,7 +99,7 @@ def test_more_messages_than_the_threshold_pause_the_reading_until_enough_are_con
     assert core.pull_state(process_queue_of(core, Q)) is PullState.TOO_MANY_MESSAGES
     assert core.wanted(0.0) == {}
     [task] = core.deliverable(0.0)
-    core.reported(task, ConsumeReport(unfinished=(0, 2, 3), ended=False), 0.0)  # one of four
+    core.reported(task, ConsumeReport(unfinished=(0, 2, 3), ended=False), 0.0)  # one of four messages is consumed
     assert core.wanted(0.0) == {Q: 9}
 
 
@@ -185,7 +186,7 @@ def test_nothing_is_delivered_while_the_listener_is_away():
     assert core.deliverable(0.0) == []
 
 
-# Gaps
+# Gaps in a queue's offsets
 
 
 def test_where_messages_are_gone_reading_goes_on_behind_the_gap():
@@ -230,7 +231,7 @@ def test_a_jump_from_elsewhere_or_of_a_revoked_queue_is_ignored():
     assert core.uncommitted("broker-a") == {}
 
 
-# What the broker answers to a commit
+# Broker replies to a commit
 
 
 @pytest.mark.parametrize("answer", [CommitAnswer(fenced=frozenset({Q})), CommitAnswer(gone=frozenset({Q}))])
@@ -274,7 +275,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     assert process_queue_of(core, Q).count == 0
     fetch(core, Q, 2)
     if orderly:
-        assert core.deliverable(0.0) == []  # the listener still has the old task
+        assert core.deliverable(0.0) == []  # the listener still works on the old task
     core.reported(old, DONE, 0.0)
     assert core.uncommitted("broker-a") == {}
     [task] = core.deliverable(0.0)
@@ -283,7 +284,7 @@ def test_a_reset_drops_what_is_held_and_goes_on_there(orderly):
     assert core.uncommitted("broker-a") == {Q: OffsetCommit(3, 7, 3)}
 
 
-# Handing over
+# Hand-over of queues to another consumer
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -300,7 +301,7 @@ def test_a_revoked_queue_is_released_after_its_tasks_have_ended_and_are_committe
     commits = core.uncommitted("broker-a")
     assert commits == {Q: commit_of(5 + len(task.messages))}
     core.commit_answered(commits, CommitAnswer())
-    if not orderly:  # a second task was in flight
+    if not orderly:  # in concurrent mode, a second task was in flight
         assert core.release(1.0) in ([], [Q])
     else:
         assert core.release(1.0) == [Q]
@@ -321,7 +322,7 @@ def test_in_order_a_queue_that_is_granted_again_waits_for_its_old_task():
     core = table(orderly=True)
     fetch(core, Q, 5)
     [old] = core.deliverable(0.0)
-    core.lose([Q])  # fenced while the listener works
+    core.lose([Q])  # the queue is fenced while the listener works on its messages
     grant(core, Q, generation=8)
     core.started(core.starting("broker-a")[0], QueueOffset(5))
     fetch(core, Q, 5)

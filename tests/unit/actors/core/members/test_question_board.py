@@ -1,4 +1,5 @@
-"""A broker's requests to clients: taken once by a listening client, withdrawn, bounded, dropped with silent clients."""
+"""Tests of the queue of a broker's requests to clients. A polling client takes each request once. Requests can be
+withdrawn, are bounded in number, and are dropped if the client no longer polls."""
 
 from __future__ import annotations
 

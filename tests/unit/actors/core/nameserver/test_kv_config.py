@@ -1,4 +1,4 @@
-"""The NameServer's KV table and its file."""
+"""Tests of the NameServer's key-value configuration and of the file that stores it."""
 
 from __future__ import annotations
 

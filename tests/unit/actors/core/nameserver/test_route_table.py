@@ -1,4 +1,4 @@
-"""Registrations, heartbeats and routes of one NameServer."""
+"""Tests of registrations, heartbeats and routes at one NameServer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_registration_that_was_overtaken_by_a_newer_one_is_ignored(table):
 
 
 def test_a_restarted_broker_whose_last_change_has_an_earlier_time_in_its_log_is_taken(table):
-    """A change is stored before it is applied, so the time in memory may be later than the time of a replay."""
+    """A broker stores a change before applying it, so the change's time in memory may be later than its time after a
+    replay."""
     table.register(registration(version=DataVersion(0, 3, 1001)), 0.0)
     replayed = DataVersion(0, 3, 1000)
     assert not table.heartbeat("a", replayed, 1.0)
@@ -108,7 +109,7 @@ def test_a_route_is_a_copy(table):
 
 
 def test_a_broker_that_began_anew_with_a_younger_state_is_taken(table):
-    """The broker's directory was emptied: its new report is true, although it has fewer changes."""
+    """The broker's directory was emptied, so its new registration is correct although it counts fewer changes."""
     table.register(registration(version=DataVersion(0, 9, 9)), 0.0)
     table.register(registration(version=DataVersion(0, 1, 1), topics=("new",), life=2), 1.0)
     assert table.topics() == ["new"]
@@ -128,7 +129,8 @@ def test_writes_can_be_taken_off_a_broker_until_it_changes(table):
     assert table.wipe_write_perm("a") == 1
     assert {queue.broker_name for queue in table.route("orders").publish_queues} == {"b"}
     assert {queue.broker_name for queue in table.route("orders").subscribe_queues} == {"a", "b"}
-    table.register(registration("a"), 1.0)  # the same again, from a NameServer's point of view
+    # the registration has the same version, so the NameServer treats it as unchanged
+    table.register(registration("a"), 1.0)
     assert len(table.route("orders").publish_queues) == 2
     table.register(registration("a", version=DataVersion(0, 2, 6)), 2.0)
     assert len(table.route("orders").publish_queues) == 4
@@ -145,7 +147,7 @@ def test_giving_writes_back_sets_reading_and_writing(table):
 def test_a_route_follows_the_order_configuration(table):
     config = TopicConfig("orders", 2, 2, order=True, order_config="a:1;b:2")
     table.register(replace(registration("a", topics=("other",)), topics=(config, TopicConfig("other", 1, 1))), 0.0)
-    table.register(registration("c"), 0.0)  # it came later, and was not told
+    table.register(registration("c"), 0.0)  # broker c registered later, without the order configuration
     assert table.order_configs() == {"orders": "a:1;b:2"}
     route = table.route("orders")
     assert [(queue.broker_name, queue.queue_id) for queue in route.publish_queues] == [("a", 0), ("b", 0), ("b", 1)]
@@ -219,7 +221,7 @@ def test_a_change_twice_is_told_to_register_and_changes_nothing(table):
 def test_a_change_undoes_the_permissions_that_were_changed_here(table):
     table.register(registration(), 0.0)
     assert table.wipe_write_perm("a") == 1
-    table.register(registration(), 0.5)  # it says what it said before
+    table.register(registration(), 0.5)  # the broker repeats its registration unchanged
     new = TopicConfig("new", 1, 1)
     assert not table.change_topics(changes(new), 1.0)
     assert table.route("orders").publish_queues == ()

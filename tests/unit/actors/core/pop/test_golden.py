@@ -1,4 +1,5 @@
-"""RocketMQ's facts about POP (spec/features.md §12.5), or raymq's replacement for each (docs/simple-consumer.md)."""
+"""Tests of RocketMQ's golden facts about POP (spec/features.md §12.5), or of raymq's replacement for each fact
+(docs/simple-consumer.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ QUEUE = ("orders", 0)
 
 
 class Queue:
-    """One queue with 100 messages, from which a group receives."""
+    """One queue with 100 messages, from which a consumer group receives."""
 
     def __init__(self, ordered: bool = False) -> None:
         self.state = BrokerState()
@@ -92,7 +93,8 @@ def test_an_offset_outside_its_lease_is_neither_acknowledged_nor_changed(offset:
     [pytest.param(102, 1, id="golden-111"), pytest.param(101, -1, id="golden-111-none")],
 )
 def test_a_lease_with_holes_knows_the_offsets_that_it_has(offset: int, place: int) -> None:
-    """RocketMQ lists differences (0, 2, 5). In a lease of raymq, the other offsets are settled."""
+    """RocketMQ stores the differences of the offsets (0, 2, 5). A raymq lease marks the acknowledged offsets of a range
+    instead."""
     queue = Queue()
     queue.ends = {QUEUE: QueueEnds(100, 106)}
     [first] = queue.receive(6).ranges
@@ -116,7 +118,7 @@ def test_a_lease_of_a_whole_range_knows_its_offsets_by_their_number(offset: int,
 
 @pytest.mark.parametrize("wait_ms", [pytest.param(10_000, id="golden-113")])
 def test_messages_come_again_exactly_when_their_invisible_time_is_over(wait_ms: int) -> None:
-    """RocketMQ checks 1 s earlier, and then waits for its revive queue."""
+    """RocketMQ checks leases 1 s before their invisible time ends, and then waits for its revive queue."""
     queue = Queue()
     [given] = queue.receive(1, invisible_ms=wait_ms).ranges
     assert next_due_ms(queue.state.pop, "g", [QUEUE], NOW_MS) == NOW_MS + wait_ms

@@ -1,4 +1,5 @@
-"""Sharing one topic's queues: the golden facts, and refused settings."""
+"""Tests of the strategies that share one topic's queues among the members of a group: the golden facts, and refused
+settings."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def names(count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("queues", "members", "expected"),
     [
-        (10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),  # golden fact 1, the rest are golden fact 2
+        (10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),  # this case is golden fact 1, the next cases are golden fact 2
         (8, 3, [[0, 1, 2], [3, 4, 5], [6, 7]]),
         (9, 4, [[0, 1, 2], [3, 4], [5, 6], [7, 8]]),
         (2, 3, [[0], [1], []]),
@@ -56,13 +57,13 @@ def test_by_circle_deals_queues_out(queues, members, expected):
 
 
 def test_machine_room_shares_only_the_queues_of_its_rooms():
-    """Golden fact 5."""
+    """Golden fact 5: only the queues of the consumer's rooms are shared."""
     queues = queues_of("room1@broker-a", count=5) + queues_of("room2@broker-b", count=5, first=5)
     assert ids(allocate_by_machine_room(queues, names(2), {"room1"})) == [[0, 1, 4], [2, 3]]
 
 
 def test_machine_room_adds_the_queues_left_over_to_the_first_members():
-    """Golden fact 6."""
+    """Golden fact 6: the remaining queues go to the first members, one each."""
     queues = queues_of("room1@broker-a", count=8)
     assert ids(allocate_by_machine_room(queues, names(3), {"room1"})) == [[0, 1, 6], [2, 3, 7], [4, 5]]
 
@@ -81,12 +82,12 @@ def nearby(member_rooms: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_nearby_shares_a_room_without_members_among_all():
-    """Golden fact 7, its first half."""
+    """Golden fact 7, first half: the queues of a room without members are shared among all members."""
     assert nearby({"A1": "A", "A2": "A"}) == {"A1": ["a0", "a1", "b0", "b1"], "A2": ["a2", "a3", "b2", "b3"]}
 
 
 def test_nearby_gives_a_rooms_queues_to_its_own_members():
-    """Golden fact 7, its second half."""
+    """Golden fact 7, second half: the queues of a room with members go only to these members."""
     shares = nearby({"A1": "A", "A2": "A", "B1": "B"})
     assert shares == {"A1": ["a0", "a1"], "A2": ["a2", "a3"], "B1": ["b0", "b1", "b2", "b3"]}
 
@@ -129,7 +130,8 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_no_queues_no_members_and_blank_members_are_refused(strategy):
-    """Golden fact 10."""
+    """Golden fact 10: every strategy refuses an empty list of queues, an empty list of members, and a blank member
+    name."""
     with pytest.raises(InvalidArgumentError, match="a member's name is blank"):
         strategy(queues_of("broker-a", count=1), ["a", " "])
     with pytest.raises(InvalidArgumentError, match="the list of queues is empty"):

@@ -1,4 +1,4 @@
-"""CONSISTENT_HASH: the golden facts, including the positions on the ring."""
+"""Tests of the strategy CONSISTENT_HASH: the golden facts, including the positions on the hash ring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_golden_fact_9():
 
 
 def test_a_queue_past_the_last_place_belongs_to_the_first():
-    """With one position each, the position of `c-0` is below the queue's, and no other exists."""
+    """The member's only position on the ring is lower than the queue's position, so the search wraps around the
+    ring."""
     queue = MessageQueue("t", "b", 0)
     low = next(name for name in (f"c{number}" for number in range(99)) if ring_position(f"{name}-0") < 1 << 28)
     assert ring_position(queue_key(queue)) > 1 << 28

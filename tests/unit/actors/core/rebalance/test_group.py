@@ -1,4 +1,5 @@
-"""Grants, hand-over, expiry, restart and description of one consumer group."""
+"""Tests of one consumer group's rebalance: granted queues, hand-over, expired members, restarts and the
+description."""
 
 from __future__ import annotations
 
@@ -41,9 +42,9 @@ def group():
 
 
 def answer(group, member, now_s, holding=frozenset(), *, topics=ORDERS, process=1, sequence=None, **fields):
-    """Send a heartbeat as RebalanceClient does, and again if the group returns another session.
+    """Send a heartbeat as RebalanceClient does, and resend it if the group returns another session.
 
-    `process`: the ordinal number of the process with the member's name.
+    `process`: number of the process incarnation that uses the member's name.
     """
     sequence = next(SEQUENCES) if sequence is None else sequence
     session = SESSIONS.get((group, member, process), 0)
@@ -73,7 +74,7 @@ def test_a_new_member_waits_until_the_old_one_has_let_go(group):
     held = beat(group, "a", 0.0)
     assert beat(group, "b", 1.0) == frozenset()
     assert ids(beat(group, "a", 1.5, held)) == [0, 1]
-    assert beat(group, "b", 2.0) == frozenset()  # not yet let go
+    assert beat(group, "b", 2.0) == frozenset()  # member a has not released the queues yet
     assert ids(beat(group, "a", 2.5, {queue for queue in held if queue.queue_id < 2})) == [0, 1]
     assert ids(beat(group, "b", 3.0)) == [2, 3]
 
@@ -104,7 +105,8 @@ def test_a_grant_whose_answer_was_lost_is_given_again(group):
 
 
 def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
-    """The heartbeat was sent before the member was granted its queues, so it does not name them."""
+    """The late heartbeat was sent before the member was granted its queues, so the heartbeat does not name these
+    queues."""
     held = beat(group, "a", 0.0, sequence=2)
     beat(group, "a", 1.0, held, sequence=3)
     beat(group, "b", 1.0)
@@ -113,7 +115,7 @@ def test_a_heartbeat_that_was_overtaken_by_a_newer_one_frees_nothing(group):
 
 
 def test_a_heartbeat_that_arrives_twice_frees_nothing(group):
-    """The heartbeat was sent before its first arrival granted the member its queues."""
+    """The repeated heartbeat was sent before its first copy made the group grant the member its queues."""
     assert beat(group, "a", 0.0, sequence=2) == QUEUES
     beat(group, "b", 1.0)
     assert ids(beat(group, "a", 1.5, sequence=2)) == [0, 1]
@@ -149,7 +151,7 @@ def test_a_restarted_core_grants_nothing_that_may_be_held_until_the_grace_is_ove
     group = new_group(100.0, grace=True)
     held = {queue for queue in QUEUES if queue.queue_id >= 2}
     assert beat(group, "a", 101.0) == frozenset()
-    assert ids(beat(group, "b", 102.0, held)) == [2, 3]  # it goes on with its own
+    assert ids(beat(group, "b", 102.0, held)) == [2, 3]  # member b keeps the queues that it already held
     assert beat(group, "a", 114.9) == frozenset()
     assert ids(beat(group, "a", 115.0)) == [0, 1]
 
@@ -219,7 +221,7 @@ def test_the_member_that_joined_first_decides_the_strategy_and_the_description_s
     text = group.describe(1.0)
     assert text["strategy"] == "STICKY"
     assert text["disagreements"] == ["a asks for AVG; the group uses STICKY, as b joined first"]
-    assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]  # AVG would give it 2 and 3
+    assert ids(beat(group, "b", 2.0, held, allocation=STICKY)) == [0, 1]  # AVG would assign queues 2 and 3 to member b
 
 
 def test_a_member_that_changes_its_strategy_keeps_its_place_in_the_order(group):
@@ -233,7 +235,7 @@ def test_a_strategy_that_refuses_keeps_the_assignment_and_the_reason_is_told(gro
     group.set_queues("orders", QUEUES, {"broker-a": "node-1"})
     held = beat(group, "a", 0.0, allocation=NEARBY, node="node-1")
     assert held == QUEUES
-    beat(group, "b", 1.0, allocation=NEARBY)  # it stands in no room
+    beat(group, "b", 1.0, allocation=NEARBY)  # member b has no room, because it sends no node
     assert beat(group, "a", 2.0, held, allocation=NEARBY, node="node-1") == QUEUES
     assert "member b has no room" in group.describe(2.0)["failures"]["orders"]
     beat(group, "b", 3.0, allocation=NEARBY, node="node-1")
@@ -304,7 +306,8 @@ def test_the_description_tells_what_members_hold_and_wait_for(group):
 
 
 def heartbeat_of(group: RebalanceGroup, sender: HeartbeatSender, kind: HeartbeatKind) -> GroupHeartbeat:
-    """Make `a` a member that holds none of its four queues. Returns a heartbeat of this sender and kind."""
+    """Make `a` a member that holds none of its four assigned queues. Returns a heartbeat of this sender and
+    kind."""
     asked = GroupHeartbeat("a", ORDERS, frozenset(), session=0, sequence=1)
     joined = replace(asked, session=group.heartbeat(asked, 0.0).session, sequence=10)
     assert group.heartbeat(joined, 0.0).queues == QUEUES
@@ -323,7 +326,8 @@ def test_every_heartbeat_has_its_step(group, sender, kind):
     members, holders = group.members, group.holders()
     step = HEARTBEAT_STEPS[sender].get(kind)
     if step is None:
-        # Another process numbers its heartbeats as it likes: none is late or repeated before it is a member.
+        # A process that is not a member yet may start with any sequence number, so none of its heartbeats is late or
+        # repeated.
         assert sender is not HeartbeatSender.MEMBER
         step = HEARTBEAT_STEPS[sender][HeartbeatKind.NEXT]
     assignment = group.heartbeat(heartbeat, 1.0)
@@ -367,7 +371,7 @@ def test_an_expression_changes_once_all_others_have_left(group):
     beat(group, "a", 0.0, expressions=PAID)
     beat(group, "b", 0.0, expressions=PAID)
     assert isinstance(answer(group, "b", 1.0, expressions=CHEAP), GroupRefusal)
-    assert group.members == ("a", "b")  # it has not left, but what it says now is not heeded
+    assert group.members == ("a", "b")  # member b is still in the group, but its refused heartbeat has no effect
     answer(group, "a", 2.0, leaving=True)
     assert beat(group, "b", 3.0, expressions=CHEAP) == QUEUES
     assert isinstance(answer(group, "c", 3.0, expressions=PAID), GroupRefusal)

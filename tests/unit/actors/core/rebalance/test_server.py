@@ -1,4 +1,5 @@
-"""Many groups at one Rebalance actor: they share no state, and are served only while the actor holds their slot."""
+"""Tests of many groups at one Rebalance actor: groups share no state, and the actor serves a group only while it holds
+the lease of the group's slot."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SESSION_S = 15.0
 
 
 class Holding:
-    """A lease whose state the test sets."""
+    """Fake slot lease whose state the test sets."""
 
     def __init__(self) -> None:
         self.held, self.epoch, self.version, self.grants_from_s = True, 1, 1000, 0.0
@@ -55,7 +56,7 @@ def beat(
     now_s: float = 0.0,
     generation: int = 0,
 ):
-    """Send a member's heartbeat, after its introduction."""
+    """Send a member's heartbeat, after a first heartbeat that opens the member's session."""
 
     def send(session: int, sequence: int):
         heartbeat = GroupHeartbeat(
@@ -113,7 +114,7 @@ def test_a_topic_whose_queues_are_not_known_is_asked_for_and_said_to_be_incomple
     answer = beat(server, topics=("orders", "new"))
     assert (answer.queues, answer.incomplete) == ({QUEUE}, True)
     assert server.unknown_topics() == {"new"}
-    server.set_queues("new", None)  # no NameServer tells them
+    server.set_queues("new", None)  # no NameServer has a route for the topic
     assert server.unknown_topics() == frozenset()
     assert not beat(server, topics=("orders", "new")).incomplete
     new = MessageQueue("new", "broker-a", 0)
@@ -171,5 +172,6 @@ def test_a_thousand_groups_take_little_memory(server):
 
 
 def test_groups_are_spread_over_the_slots():
-    assert slot_of("billing") == 2  # for ever: processes of two versions must agree
+    # the slot number must never change: processes of different raymq versions compute it
+    assert slot_of("billing") == 2
     assert {slot_of(f"group-{number}") for number in range(100)} == set(range(module.REBALANCE_SLOTS))

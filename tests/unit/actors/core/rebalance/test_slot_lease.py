@@ -1,4 +1,4 @@
-"""The claims of Rebalance actors to a slot, on one register, step by step."""
+"""Tests of the leases by which Rebalance actors claim a slot in one register, one register call at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LEASE_S = 15.0
 
 
 class UnreachableError(Exception):
-    """The register has carried out a call, and the answer is lost."""
+    """Simulated error: the register executed a call, but its reply was lost."""
 
 
 class Scene:
-    """A register, and a clock that all processes share."""
+    """A simulated register, with a clock that all simulated processes share."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -50,7 +50,7 @@ class Scene:
         return written
 
     def silence(self, taker: SlotLease) -> None:
-        """Wait so long that `taker` takes the slot over."""
+        """Let time pass without renewals by the slot's holder, until `taker` takes the slot over."""
         self.look(taker)
         self.now_s += TAKE_OVER_AFTER_S
         self.look(taker)

@@ -1,4 +1,4 @@
-"""STICKY by example; tests/property/test_sticky.py has its laws."""
+"""Examples for the strategy STICKY. Its general properties are tested in tests/property/test_sticky.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_queues_of_one_that_leaves_are_all_that_moves():
 
 
 def test_the_larger_shares_of_several_topics_go_to_different_members():
-    """AVG would give both larger shares to `a`."""
+    """The strategy AVG would assign the larger share of both topics to `a`."""
     queues = {"audit": topic("audit", 1), "orders": topic("orders", 3)}
     shares = allocate_sticky(queues, {"audit": ["a", "b"], "orders": ["a", "b"]}, {}, {})
     assert [len(share) for share in shares.values()] == [2, 2]
@@ -53,7 +53,7 @@ def test_even_totals_come_before_staying():
 
 
 def test_a_hand_over_that_is_under_way_is_not_overturned():
-    """Queue 2, which `a` still holds, is planned for `c`; the next plan does not change."""
+    """`a` still holds queue 2, which is planned for `c`. The next plan leaves this hand-over unchanged."""
     queues = {"orders": topic("orders", 4)}
     present = dict.fromkeys(queues["orders"], "a")
     planned = {queue: "c" if queue.queue_id == 2 else "b" if queue.queue_id == 0 else "a" for queue in queues["orders"]}

@@ -1,4 +1,5 @@
-"""The strategies applied to a whole group: which strategy counts, excluded queues, and the state after a refusal."""
+"""Tests of the strategies applied to a whole group: the strategy in effect, excluded queues, and the state after a
+strategy refuses."""
 
 from __future__ import annotations
 

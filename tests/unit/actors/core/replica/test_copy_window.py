@@ -1,4 +1,5 @@
-"""The progress of a Replicator: when it requests the next chunk, and when it acknowledges the slave's copy."""
+"""Tests of a Replicator's progress: when the Replicator requests the next chunk of the master's log, and when it
+acknowledges the slave's copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deleted topics that a replica learns from the broker's snapshot."""
+"""Tests of the list of deleted topics that a replica reads from the broker's snapshot."""
 
 from __future__ import annotations
 

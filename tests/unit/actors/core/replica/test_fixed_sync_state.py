@@ -1,4 +1,4 @@
-"""The state of a master's followers with fixed roles."""
+"""Tests of a master's view of its slaves when the roles are fixed."""
 
 from __future__ import annotations
 

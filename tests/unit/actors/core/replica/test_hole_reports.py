@@ -1,4 +1,5 @@
-"""A master sends damaged bytes to a slave only after a wait, and only if no replica in sync has the intact bytes."""
+"""Tests that a master sends damaged bytes of its log to a slave only after a wait, and only if no in-sync replica has
+the intact bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PendingAppends: which appends a flush or an acknowledgement settles, and in what order."""
+"""Tests of PendingAppends: which appends a flush or an acknowledgement completes, and in which order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESULT = AppendResult(SendStatus.SEND_OK, 1, 2, 3)
 
 
 class Append:
-    """An append that is settled after its time or after `done`."""
+    """Fake append that completes at its deadline, or earlier if `done` is set."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
@@ -60,5 +60,5 @@ def test_the_next_deadline_is_the_earliest():
     assert pending.next_deadline_s == 4.0
     pending.settle(4.0)
     assert pending.next_deadline_s == 9.0
-    slow.deadline_s = 12.0  # it moves when the disk is done and the wait for copies begins
+    slow.deadline_s = 12.0  # the deadline changes when the flush is done and the wait for copies begins
     assert pending.next_deadline_s == 12.0

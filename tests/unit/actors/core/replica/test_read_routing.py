@@ -1,4 +1,4 @@
-"""The replica that readers are sent to."""
+"""Tests of the choice of the replica that serves reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of a replica: leading, following, leases, and orders that come too late."""
+"""Tests of a replica's role: leading, following, leases, and role orders that arrive too late."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_client_of_another_epoch_is_refused(role):
 
 
 def in_role(role: ReplicaRole) -> ReplicaRoleState:
-    """Return replica 1 in a role, in epoch 5."""
+    """Return the state of replica 1 in the given role, in epoch 5."""
     one = ReplicaRoleState("broker-a", 1, epoch=5 if role is ReplicaRole.FENCED else 4)
     if role is ReplicaRole.MASTER:
         one.lead(5, 10.0)
@@ -129,7 +129,7 @@ def test_every_order_does_what_the_table_says_and_all_others_are_refused(before,
 
 
 def test_the_table_refuses_every_order_of_an_older_epoch_and_makes_masters_in_newer_epochs_only():
-    """So no replaced replica leads again, and no epoch has two masters."""
+    """Therefore no replaced master leads again, and no epoch has two masters."""
     for before, orders in TRANSITIONS.items():
         assert all(age is not EpochAge.OLDER for _, age in orders)
         made = [age for (_, age), after in orders.items() if after is ReplicaRole.MASTER is not before]

@@ -1,4 +1,4 @@
-"""The age of the bytes of a log."""
+"""Tests of the age of a log's bytes."""
 
 from __future__ import annotations
 

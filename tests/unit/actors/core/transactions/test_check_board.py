@@ -1,4 +1,5 @@
-"""A broker's transaction checks that wait for a producer, and the live producers."""
+"""Tests of a broker's transaction checks that wait for a producer's long poll, and of the list of live
+producers."""
 
 from __future__ import annotations
 

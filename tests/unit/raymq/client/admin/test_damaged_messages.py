@@ -1,6 +1,5 @@
-"""Administration reads a topic in which every second message is unreadable: it finds all intact messages, without
-errors.
-"""
+"""Tests of Admin on a topic in which every second message is unreadable: Admin finds all intact messages without
+errors."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ def damaged(tmp_path_factory) -> Iterator[DamagedTopic]:
 
 
 def read(message: MessageExt) -> bytes | None:
-    """Return the body of a message; None if its error names the message's own place, and reading the body raises it."""
+    """Return the body of a message. Returns None for an unreadable message, after checking that reading its body raises
+    the message's error and that the error names the message's offset."""
     error = message.body_error
     if error is None:
         return message.body
@@ -40,7 +40,7 @@ def read(message: MessageExt) -> bytes | None:
 
 
 def check(damaged: DamagedTopic, messages: list[MessageExt]) -> None:
-    """Check that all messages are found, in order, each intact or damaged as expected."""
+    """Check that `messages` contains all messages of the topic in order, each intact or damaged as expected."""
     assert [message.queue_offset for message in messages] == list(range(len(damaged.bodies)))
     for message, body in zip(messages, damaged.bodies, strict=True):
         kind = damaged.kinds.get(message.queue_offset)
@@ -148,7 +148,8 @@ def test_commands_print_the_place_and_the_reason(damaged):
 
 
 def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypatch):
-    """The topic stands for the group's dead letters. The broker refuses damaged messages, as a real broker does."""
+    """The damaged topic takes the role of the group's dead-letter topic. The fake broker refuses damaged messages, as a
+    real broker does."""
     brought: list[bytes] = []
     committed: list[int] = []
 
@@ -166,7 +167,8 @@ def test_a_replay_of_dead_letters_goes_on_behind_a_damaged_one(damaged, monkeypa
     results = list(letters.replay())
     assert len(results) == len(damaged.bodies)
     failed = [result.letter.message.queue_offset for result in results if result.error]
-    # A body that does not decompress is moved as it is; what fails its CRC or its fields is refused.
+    # A message whose body cannot be decompressed is moved unchanged. A message with a wrong CRC or wrong fields is
+    # refused.
     assert failed == [
         offset for offset, kind in damaged.kinds.items() if kind.startswith("flipped") and offset in failed
     ]

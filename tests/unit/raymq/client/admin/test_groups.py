@@ -1,4 +1,4 @@
-"""Administration of groups over two brokers. A broker may not have a group."""
+"""Tests of group administration over two brokers. One broker may not have the group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ A0, A1, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1), Mes
 
 
 class Cluster:
-    """Brokers that answer by method, and a Rebalance actor that may not run. Broker b does not have the group."""
+    """Fake brokers with one reply per method, and a Rebalance actor that may not run. Broker b does not have
+    the group."""
 
     def __init__(self, monkeypatch) -> None:
         self.calls: list[tuple] = []

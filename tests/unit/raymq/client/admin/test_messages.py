@@ -1,4 +1,4 @@
-"""Admin's queries and the command built on them, with two real stores instead of the cluster's."""
+"""Tests of Admin's message queries and of the command built on them, with two real stores in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.stores.stores import small_settings
 
 
 class FakeStorage:
-    """StorageClient's queries, answered by a store in this process."""
+    """Fake StorageClient that runs the queries on a store in this process."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -43,7 +43,8 @@ class FakeStorage:
 
 @pytest.fixture
 def admin(tmp_path) -> Iterator[Admin]:
-    """Store ten messages n0 … n9 with a key of their own and a common key, alternating between two broker groups."""
+    """Yield an Admin over ten stored messages n0 … n9, which alternate between two broker groups. Each message has its
+    own key and a common key."""
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     names = ["broker-a", "broker-b"]
     stores = {}

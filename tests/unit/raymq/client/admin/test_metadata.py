@@ -1,6 +1,5 @@
-"""Topics, groups and offsets as a document: exported documents can be imported, and impossible entries are refused by
-name.
-"""
+"""Tests of topics, groups and offsets exported as a document: exported documents can be imported, and an error names
+each impossible entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Administration within a namespace: it sends stored names, returns shown names, and hides other namespaces."""
+"""Tests of administration within a namespace: calls send stored names (with the namespace), return shown names (without
+it), and hide other namespaces."""
 
 from __future__ import annotations
 
@@ -33,14 +34,14 @@ class Nested:
 
 
 class Double:
-    """An Admin whose calls return their arguments, or a value that the test sets."""
+    """Fake Admin whose calls return their arguments, or a value that the test sets."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
         self.given: list[Any] = []
 
     def describe_topic(self, topic: str, queue: MessageQueue | None = None, *, key: str = "") -> Any:
-        """Notes its arguments."""
+        """Record the arguments of the call."""
         self.given.append((topic, queue, key))
         return self.answer
 

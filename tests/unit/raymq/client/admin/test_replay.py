@@ -1,4 +1,5 @@
-"""Replays between real stores in this process: selection of messages, and each copy sent once."""
+"""Tests of message replays between real stores in this process: the selected messages, and that each copy is
+sent once."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MESSAGES = 150
 
 
 class LocalStorage:
-    """The calls of a replay to a StorageClient, answered by a store in this process. `losing`: number of append answers
+    """Fake StorageClient for replays, which calls a store in this process. `losing`: number of append replies
     to lose."""
 
     def __init__(self, store: MessageStore) -> None:
@@ -57,7 +58,7 @@ class LocalStorage:
 
 
 class Routes:
-    """Routes of topics with a queue in each broker group. Other topics do not exist."""
+    """Fake routes. Each known topic has one queue in each broker group; other topics do not exist."""
 
     def __init__(self, *topics: str) -> None:
         brokers = {name: BrokerData("c", name, {0: f"storage-{name}-0"}) for name in NAMES}
@@ -78,7 +79,8 @@ class Routes:
 
 @pytest.fixture
 def stores(tmp_path) -> Iterator[dict[str, LocalStorage]]:
-    """Store messages 0 … 149 of "orders" with key "all", one per second, alternating between two broker groups."""
+    """Yield two stores with messages 0 … 149 of topic "orders", all with key "all". The messages are one second apart
+    and alternate between two broker groups."""
     clock = SimpleNamespace(now_ms=START_MS)
     made = {
         name: LocalStorage(
@@ -109,7 +111,7 @@ def admin(stores) -> Admin:
 
 
 def copies(stores, topic="again"):
-    """Return the messages of a topic."""
+    """Return the messages of `topic` from all stores."""
     return [
         message
         for storage in stores.values()

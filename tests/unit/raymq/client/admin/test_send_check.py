@@ -1,4 +1,5 @@
-"""The check of broker groups: messages that return, do not return, or fail. Producer and queue are stand-ins."""
+"""Tests of the check that sends a message to each broker group and reads it back: messages that are read back, are
+missing, or fail. Producer and queue are fakes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ QUEUE = MessageQueue("raymq-check", "broker-a", 0)
 
 
 class Stored:
-    """A queue that stores and returns messages, except the messages in `lost` or `refused`."""
+    """Fake queue that stores and returns messages, except the messages in `lost` or `refused`."""
 
     def __init__(self, lost: tuple[int, ...] = (), refused: tuple[int, ...] = ()) -> None:
         self.bodies: list[bytes] = []

@@ -1,6 +1,7 @@
-"""A tail over two broker groups of four queues each: few calls, bounded, and every lost message is counted.
+"""Tests of a topic's tail over two broker groups of four queues each: the tail needs few calls, is bounded, and counts
+every lost message.
 
-Also a description of all queues, in as few calls.
+The tests also describe all queues, with equally few calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BROKERS = ("broker-a", "broker-b")
 
 
 class Cluster:
-    """Two stores in this process, and the admin that reads them. `calls`: the stores that were called."""
+    """Two stores in this process, and the Admin that reads them. `calls`: names of the stores that were called."""
 
     def __init__(self, stores: dict[str, MessageStore]) -> None:
         self.stores, self.calls = stores, []
@@ -63,7 +64,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)  # one attempt
+    monkeypatch.setattr(module, "TAIL_TIMEOUT_S", 0.0)  # allow only one attempt
     times = iter(range(1_700_000_000_000, 1_800_000_000_000, 1000))
     stores = {
         name: MessageStore.open(
@@ -129,7 +130,7 @@ def test_a_tail_that_nobody_answers_fails(cluster):
     at = cluster.admin.tail("orders")
     cluster.away.add("broker-b")
     with pytest.raises(ServiceNotAvailableError):
-        cluster.admin.tail("orders")  # the ends of all queues must be known to begin
+        cluster.admin.tail("orders")  # a tail can begin only if the end offsets of all queues are known
     cluster.away.add("broker-a")
     with pytest.raises(ServiceNotAvailableError):
         cluster.admin.tail("orders", at.positions)

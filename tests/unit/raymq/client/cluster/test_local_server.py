@@ -1,4 +1,4 @@
-"""The environment that `raymq up` gives the Ray that it starts."""
+"""Tests of the environment variables that `raymq up` sets for the Ray processes that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`raymq up --wait-nodes`: its progress while it waits, and its error when nodes stay away."""
+"""Tests of `raymq up --wait-nodes`: its progress messages while it waits, and its error if nodes do not join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The `storage`, `actors` and `placement` packages that a process imports."""
+"""Tests that a process imports the right `storage`, `actors` and `placement` packages: raymq's, not a user's packages
+of the same names."""
 
 from __future__ import annotations
 

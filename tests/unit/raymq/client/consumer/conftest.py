@@ -1,4 +1,4 @@
-"""Threads that tests of consumers share."""
+"""Fixtures that the tests of consumers share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raymq.client.consumer.assignment.offset_committer import CommitThreads
 
 @pytest.fixture
 def commits():
-    """Yield the threads that call brokers about offsets."""
+    """Yield the threads that call brokers to read and commit offsets."""
     threads = CommitThreads()
     yield threads
     threads.close()

@@ -1,4 +1,5 @@
-"""The consumers for asyncio have the methods of their blocking twins, with the same signatures and docstrings."""
+"""Tests that the asyncio consumers have the methods of the blocking consumers, with the same signatures and
+docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from raymq.client.consumer.simple.consumer import SimpleConsumer
 
 TWINS = [(PullConsumer, AsyncPullConsumer), (SimpleConsumer, AsyncSimpleConsumer)]
 AT_ONCE = {"unsubscribe", "assignment", "acknowledge", "position", "pause", "resume", "paused"}
-"""The methods of AsyncPullConsumer that never wait, and so are not awaited."""
+"""Methods of AsyncPullConsumer that never block, and so are not coroutines."""
 
 
 def methods(kind: type) -> dict[str, object]:

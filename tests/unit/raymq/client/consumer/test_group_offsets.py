@@ -1,4 +1,4 @@
-"""A group's offsets over several brokers. Each broker may fail by itself."""
+"""Tests of a group's offsets on several brokers that fail independently of each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ atexit.register(group_offsets.GroupOffsets("g").commit_offsets, commits)
 
 
 class Brokers:
-    """A stand-in for every broker that answers by name and method, and records the calls."""
+    """Fake of every broker that replies by broker name and method, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -123,7 +123,7 @@ def test_the_starts_of_many_queues_are_asked_with_one_call_to_each_broker(broker
     other = MessageQueue("orders", "a", 3)
     brokers.answers = {"a": [{"orders": {0: QueueOffset(7, 2), 3: QueueOffset(0)}}], "b": [{}]}
     starts = GroupOffsets("g").start_offsets({A: 4, other: 5, B: 6}, StartOffsetQuery())
-    assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}  # B's topic is gone there
+    assert starts == {A: QueueOffset(7, 2), other: QueueOffset(0)}  # the topic of queue B does not exist at its broker
     assert brokers.calls == [
         ("a", "start_offsets", "g", {"orders": {0: 4, 3: 5}}, StartOffsetQuery()),
         ("b", "start_offsets", "g", {"orders": {0: 6}}, StartOffsetQuery()),

@@ -1,4 +1,4 @@
-"""The choice of the replica from which a queue is read."""
+"""Tests of the choice of the replica that a queue is read from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_a_slave_is_asked_while_the_master_fails_and_the_next_one_when_that_fail
     which.failed("slave-1", 0.2)
     assert which.choose(QUEUE, ALL, 0.3) == "slave-2"
     which.failed("slave-2", 0.4)
-    assert which.choose(QUEUE, ALL, 0.5) == "master"  # of those who all failed, the one it is longest ago for
+    # all replicas have failed, so the replica with the oldest failure is chosen
+    assert which.choose(QUEUE, ALL, 0.5) == "master"
 
 
 def test_without_slaves_a_master_that_fails_is_asked_again(which):

@@ -1,4 +1,4 @@
-"""Notifying listeners of changed queues. All tests except the last run the checks by hand."""
+"""Tests of notifying listeners about changed queues. All tests except the last trigger the checks themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 
 
 class Topics:
-    """The queues that NameServers return, and a watch over them whose thread sleeps."""
+    """Fake of the queues that NameServers return, and a watch on these queues whose thread sleeps."""
 
     def __init__(self, interval_s: float = 3600.0) -> None:
         self.queues: dict[str, list[MessageQueue] | Exception] = {"orders": [Q0]}

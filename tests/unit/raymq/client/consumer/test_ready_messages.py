@@ -1,4 +1,5 @@
-"""The messages that a consumer could fetch but has not: one call per broker group, and only where messages may be."""
+"""Tests of counting the messages that a consumer could fetch but has not fetched: one call per broker group, and only
+to groups that may have messages."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def record(age_ms: int) -> bytes:
 
 
 class Storage:
-    """A storage actor whose queues end at 100; its first message is a minute old."""
+    """Fake storage actor whose queues end at offset 100. The first message is one minute old."""
 
     def __init__(self):
         self.calls = []

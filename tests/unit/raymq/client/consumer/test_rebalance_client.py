@@ -1,5 +1,5 @@
-"""Members find their Rebalance actor, open a session, continue after its loss, and share one call with other
-members."""
+"""Tests of RebalanceClient: members find their Rebalance actor, open a session, continue after the session is lost, and
+share one call with other members."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER = NAMES[1 - slot_of("g") % 2]
 
 
 class Cluster:
-    """Rebalance actors by name, which share a register, and brokers."""
+    """Simulated Rebalance actors by name, which share one register, and brokers."""
 
     def __init__(self) -> None:
         self.register: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Cluster:
 
 
 class Ref:
-    """A stand-in for ActorRef."""
+    """Fake ActorRef."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -121,7 +121,7 @@ class Ref:
 
 
 class Source:
-    """A member that holds its assigned queues."""
+    """Fake group member that holds its assigned queues."""
 
     def __init__(self, name: str = "m") -> None:
         self.name = name
@@ -255,7 +255,8 @@ def test_a_group_that_was_taken_over_is_found_at_its_new_actor(cluster, client):
     assert lease.held
     eventually(lambda: f"{OTHER}.heartbeats" in cluster.calls, "the new one", WAIT_S)
     source.hears_more()
-    source.holds(QUEUE)  # it says that it holds the queue, so nobody waits for old leases
+    # the member reports that it still holds the queue, so the new Rebalance actor need not wait until old grants expire
+    source.holds(QUEUE)
     assert source.assignments[-1].generation > source.assignments[0].generation
 
 
@@ -334,7 +335,7 @@ def test_an_actor_that_names_ever_new_sessions_is_not_called_without_a_pause(clu
 
 
 def steady(cluster: Cluster) -> bool:
-    """Return whether the last three heartbeats were short ones."""
+    """Return whether the last three heartbeats were short ones, which members send while nothing changes."""
     return len(cluster.heard) > 3 and all(isinstance(one, SteadyHeartbeat) for one in cluster.heard[-3:])
 
 
@@ -356,7 +357,7 @@ def test_news_end_the_short_heartbeats_on_both_sides(cluster, client):
     eventually(lambda: steady(cluster), "short heartbeats", WAIT_S)
     joined = Source("m0")
     client.join("g", joined)
-    joined.holds(QUEUE)  # it is the first by name, and the only queue goes to it
+    joined.holds(QUEUE)  # the joined member's name sorts first, so it is assigned the only queue
     assert source.held == frozenset()
     eventually(lambda: steady(cluster), "short heartbeats of both", WAIT_S)
     offsets_reset("g")
@@ -453,11 +454,11 @@ def test_it_is_known_before_joining_if_the_members_want_other_messages(cluster, 
     client.join("g", source)
     source.holds(QUEUE)
     check_expressions("g", "b", {"orders": "paid", "rain": "x"})
-    check_expressions("g", "a", {"orders": "*"})  # its own expression will be replaced
+    check_expressions("g", "a", {"orders": "*"})  # member a's own expression will be replaced
     check_expressions("other", "b", {"orders": "*"})
     with pytest.raises(SubscriptionConflictError) as caught:
         check_expressions("g", "b", {"orders": "*"})
     assert "'paid'" in str(caught.value)
     assert "'*'" in str(caught.value)
     monkeypatch.setattr(module, "running_servers", tuple)
-    check_expressions("g", "b", {"orders": "*"})  # nobody to ask
+    check_expressions("g", "b", {"orders": "*"})  # no Rebalance actor runs, so nothing is checked

@@ -1,4 +1,4 @@
-"""Tag expressions and what they match."""
+"""Tests of tag expressions and of the messages that they match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unreadable messages are counted, and logged at a limited rate."""
+"""Tests that unreadable messages are counted, and logged at a limited rate."""
 
 from __future__ import annotations
 

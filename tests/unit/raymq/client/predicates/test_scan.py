@@ -1,4 +1,5 @@
-"""PredicateScan and its parts: the kept messages, the offset where a fetch continues, and the effect of a failure."""
+"""Tests of PredicateScan: the messages that it keeps, the offset from which a fetch continues, and the effect of a
+failing predicate."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.stores.stores import make_batch, open_store
 
 
 class Clock:
-    """A clock that advances by `step_s` each time it is read."""
+    """Fake clock that advances by `step_s` at each reading."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.now_s, self.step_s = 100.0, step_s
@@ -151,7 +152,7 @@ def test_a_message_that_ended_the_process_is_not_tried_again_for_a_while(storage
 
 
 def test_the_function_reads_messages_whose_body_is_damaged(storage):
-    """The consumer reports the damage. A predicate that does not read the body need not."""
+    """The consumer reports the damaged body. A predicate that does not read the body is not affected."""
     [result] = storage.find([FetchRequest("orders", 0, 0, 20)], 1 << 20, 0.0, 1.0)
     data = bytearray(result.mapped[0].data)
     data[data.index(b"\x00\x00\x00\x019", 60) + 4] ^= 1

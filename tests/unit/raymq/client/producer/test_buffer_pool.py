@@ -1,4 +1,4 @@
-"""BufferPool: its bounds, its waiters, and its flushes."""
+"""Tests of BufferPool: its size limits, the callers that wait for space, and its flushes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The futures of sends behave as concurrent.futures and asyncio expect, and leave nothing behind."""
+"""Tests that the futures of sends behave as concurrent.futures and asyncio require, and leak no objects."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_wait_and_as_completed_return_the_futures_that_they_were_given():
 
 
 def test_wait_loses_no_end_that_comes_while_it_is_set_up():
-    """The future ends before, during or after the setup of a waiter."""
+    """The future completes before, during or after the setup of a waiting caller."""
     for _ in range(300):
         completions = [Completion() for _ in range(3)]
         futures = [future for completion in completions for future in futures_of(completion, 3)]
@@ -199,7 +199,7 @@ def test_each_raise_is_of_a_copy_of_the_error_with_its_fields():
 
 
 def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_see():
-    """Futures are not tracked by the garbage collector, so a cycle through one would never be freed."""
+    """The garbage collector does not track futures, so a reference cycle through a future would never be freed."""
 
     class MarkError(Exception):
         pass
@@ -213,7 +213,7 @@ def test_a_future_that_failed_leaves_nothing_that_the_garbage_collector_cannot_s
         try:
             future.result()
         except ServiceNotAvailableError as error:
-            kept = error  # in the frame that holds the future, as users do
+            kept = error  # keep the error in the stack frame that holds the future, as users' programs do
             assert kept.__traceback__ is not None
         try:
             raise future.exception()

@@ -1,4 +1,5 @@
-"""Delayed messages: the records that a producer sends, and the records that are delivered."""
+"""Tests of delayed messages: the records that a producer sends, and the records that are delivered after the
+delay."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def now_ms() -> int:
 
 
 class FakeStorage:
-    """Takes batches and returns each queue's offsets, as a storage actor does."""
+    """Fake storage actor that accepts batches and returns the offsets in each queue."""
 
     name = "storage-broker-a-0"
 
@@ -78,7 +79,8 @@ def producer(storage):
 
 @pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (5, 4), (18, 17), (99, 17)])
 def test_a_level_goes_to_its_queue_of_the_schedule_topic(producer, storage, level, queue_id):
-    """Golden fact 14 (messaging), 19 (storage)."""
+    """Golden fact 14 (messaging) and golden fact 19 (storage): each delay level has its own queue in the schedule
+    topic."""
     result = producer.send(Message("orders", b"x", delay_level=level), sharding_key="k")
     assert result.queue == MessageQueue(SCHEDULE_TOPIC, "broker-a", queue_id)
     [batch] = storage.batches
@@ -209,7 +211,8 @@ def test_a_record_without_a_target_raises_record_error():
 
 
 def test_the_unit_of_a_delayed_record_is_made_again_from_the_record_alone():
-    """Golden fact 18: level 3, stored at 1700000000001."""
+    """Golden fact 18: the queue unit (entry of a consume queue) of a record with level 3, stored at
+    1700000000001."""
     record = bytearray(waiting_record(MESSAGE))
     host = encode_host("127.0.0.1", 1)
     stamp(record, [len(record)], first_queue_offset=0, first_physical_offset=0, store_timestamp_ms=1_700_000_000_001,

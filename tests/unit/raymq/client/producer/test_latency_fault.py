@@ -1,4 +1,5 @@
-"""Golden fact 11 of spec/messaging.md, and the brokers that a producer avoids."""
+"""Tests of golden fact 11 of spec/messaging.md, and of the brokers that a producer avoids after slow or failed
+sends."""
 
 from __future__ import annotations
 

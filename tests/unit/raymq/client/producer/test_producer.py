@@ -1,4 +1,4 @@
-"""The producer over a store that fails, loses answers or is late."""
+"""Tests of the producer over a store that fails, loses replies or is late."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_two_producers_are_told_apart(make):
 
 
 def test_a_batch_without_an_answer_is_never_sent_to_another_queue(make):
-    """Its own queue may already have the message."""
+    """The queue to which the batch was sent may already have the messages."""
     down, up = FakeStore("storage-a-0", [AWAY] * 5), FakeStore("storage-b-0")
     producer = make(down, up, route=topic_route(a=1, b=1))
     key = next(key for key in "abcdef" if abs(java_hash(key)) % 2 == 0)
@@ -140,7 +140,7 @@ def test_out_of_time_the_outcome_is_unknown_and_the_error_says_so(make, clock):
     producer = make(store)
     with pytest.raises(SendUnknownError, match=r"1 message\(s\) to orders@a:0 .* 50 s.*restarting"):
         producer.send(Message("orders", b"x"), timeout_s=50)
-    assert store.bodies(QUEUE) == [b"x"]  # unknown is not refused
+    assert store.bodies(QUEUE) == [b"x"]  # the send failed with an unknown outcome, but the store has the message
     assert set(producer.test_routes.invalidated) == {"orders"}
     assert producer.send(Message("orders", b"y")).queue_offset == 1
 
@@ -157,7 +157,7 @@ def test_a_message_in_the_same_request_with_more_time_is_tried_on(make, clock):
     store.script = [expired, *store.script]
     gate.opened.set()
     assert expired.entered.wait(WAIT_S)
-    clock.now_s += 2.0  # its time passes while the attempt is under way
+    clock.now_s += 2.0  # the message's timeout passes while the attempt is in flight
     assert not short.done()
     expired.opened.set()
     assert isinstance(short.exception(WAIT_S), SendUnknownError)
@@ -236,7 +236,8 @@ def test_a_message_whose_properties_are_too_long_fails_alone(make, size):
 
 @pytest.mark.parametrize("spare", range(-120, 30, 6))
 def test_at_the_edge_of_a_records_size_every_future_ends(make, spare):
-    """The sender's own properties count, so a message that fits alone may not fit with them."""
+    """The sender adds its own properties, so a message that fits in a record without these properties may not fit with
+    them."""
     producer = make(FakeStore())
     name, value = "p", "x" * (32767 - 4 - spare - 60)
     try:
@@ -277,11 +278,12 @@ def test_messages_that_wait_for_the_disk_and_others_go_in_requests_of_their_own_
     assert store.everything() == [b"held", *(b"%d" % number for number in range(5))]
 
 
-# A lone message
+# A single message without a batch
 
 
 def at_once(make, *stores, **settings) -> Producer:
-    """Return a producer that has found its stores, as after a first message."""
+    """Return a producer that has already found its stores, as after a first message. Such a producer sends a single
+    message at once."""
     producer = make(*stores, **settings)
     for store in stores:
         producer.send(Message("orders", b"first"), queue=MessageQueue("orders", store.name.split("-")[1], 0))
@@ -306,7 +308,8 @@ def test_a_lone_message_is_not_sent_by_the_senders_thread_and_neither_is_a_batch
 @pytest.mark.parametrize("kind", [Message, SystemMessage])
 def test_a_lone_message_with_properties_or_a_queue_is_no_batch(make, monkeypatch, where, kind):
     producer, queues = at_once(make, store := FakeStore()), set()
-    monkeypatch.setattr(producer.pipeline.single_sends, "_clock", lambda: 0.0)  # its turn does not end
+    # the clock stands still, so the producer keeps sending to the same queue
+    monkeypatch.setattr(producer.pipeline.single_sends, "_clock", lambda: 0.0)
     queues.add(producer.send(kind("orders", b"which queue?", properties={"a": "b"}), **where).queue)
     monkeypatch.setattr(Sender, "send_at_once", lambda *arguments: pytest.fail("it went the general way"))
     for number in range(3):
@@ -419,7 +422,7 @@ def test_a_store_that_is_busy_says_when_to_come_back(make, clock):
     assert future.result(WAIT_S).queue_offset == 0
 
 
-# Bounds
+# Limits
 
 
 def test_a_full_buffer_blocks_until_there_is_space(make):
@@ -507,7 +510,7 @@ def test_a_topic_without_a_writable_queue_is_reported_and_costs_no_space(make):
             producer.send(Message("orders", b"x" * 700), timeout_s=0.01)
 
 
-# Life
+# Closing, abandoned producers and garbage collection
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
@@ -615,7 +618,8 @@ def test_bad_arguments_are_refused(make):
 
 
 def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
-    """Messages and futures are not tracked by the garbage collector, so a cycle through them would never be freed."""
+    """The garbage collector does not track messages and futures, so a reference cycle through them would never be
+    freed."""
     store = FakeStore()
     producer = make(store, hooks=[NotingHook()])
     plain = make(store, send_timeout_s=5.0)
@@ -647,7 +651,7 @@ def test_nothing_of_a_batch_that_has_its_end_stays(make, clock):
 
 
 class NotingHook:
-    """A hook that keeps its arguments for the last message."""
+    """Hook that stores the arguments of its last call."""
 
     def before_send(self, context) -> None:
         self.context = context
@@ -656,12 +660,13 @@ class NotingHook:
         self.context = context
 
 
-# Closing from within
+# Closing a producer from within its own callbacks
 
 
 @pytest.mark.parametrize("closes", [1, 3])
 def test_a_callback_of_a_send_may_close_the_producer_which_loses_nothing(make, closes):
-    """The hook must not wait there: a thread closes the producer, and a concurrent close waits for that thread."""
+    """A close within a callback must not wait for the producer's threads: a thread closes the producer, and a
+    concurrent close would wait for the callback's thread."""
     gate = Gate()
     producer, raised = make(store := FakeStore(script=[None, gate])), []
     ended = []

@@ -1,7 +1,8 @@
-"""A producer whose brokers fail: it repeats to the same queue, goes to another broker, or raises a clear error.
+"""Tests of a producer whose brokers fail: it resends to the same queue, sends to another broker, or raises a clear
+error.
 
-The rule (raymq.client.producer.senders.retry_policy): messages that may be stored go to their own queue only. Other
-messages may go to another broker, unless they asked for an order.
+The rule (raymq.client.producer.senders.retry_policy): messages that may already be stored are resent only to the same
+queue. Other messages may go to another broker, unless the user requires their order.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def message(body: bytes = b"x", **more) -> Message:
 
 
 def two(make, **settings) -> tuple[Producer, FakeStore, FakeStore]:
-    """Return a producer whose next turn is broker a."""
+    """Return a producer with two brokers, whose next message goes to broker a."""
     a, b = FakeStore("storage-a-0"), FakeStore("storage-b-0")
     producer = make(a, b, route=topic_route(a=1, b=1), **settings)
     producer.pipeline._turns._next["orders"] = 0
@@ -58,7 +59,7 @@ def results(futures: list[Future]) -> list:
     return [future.result(WAIT_S) for future in futures]
 
 
-# Golden fact 35, in our terms: attempts are not counted, a send is tried until its time is up.
+# Golden fact 35, adapted to raymq: raymq does not count attempts, but retries a send until its timeout.
 
 
 def test_fact_35_an_illegal_message_is_tried_once_and_the_error_raised(make):
@@ -71,7 +72,8 @@ def test_fact_35_an_illegal_message_is_tried_once_and_the_error_raised(make):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
-    """RocketMQ does not retry an async send that the broker refused; here no retry can store a message twice."""
+    """RocketMQ does not retry an async send that the broker refused. raymq does, because a raymq retry cannot store a
+    message twice."""
     store = FakeStore(script=[NotMasterError("a", 1), GONE])
     producer = make(store)
     result = producer.send_async(message()).result(WAIT_S) if asynchronous else producer.send(message())
@@ -80,7 +82,7 @@ def test_fact_35_code_14_is_tried_again_in_all_modes(make, asynchronous):
     assert store.everything() == [b"x"]
 
 
-# To another broker
+# Messages that go to another broker
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
@@ -206,7 +208,7 @@ def test_brokers_that_all_refuse_do_not_pass_a_message_on_for_ever(make):
     assert (len(a.attempts), len(b.attempts)) == (1, 4)
 
 
-# Errors
+# Errors that a send raises
 
 
 def test_an_error_after_an_attempt_without_an_answer_is_not_taken_for_a_refusal(make):
@@ -274,7 +276,8 @@ def test_the_stores_limit_is_known_before_a_message_is_sent(make):
     producer = make(store)
     random_body = bytes(range(256)) * 30
     futures = [producer.send_async(message(body)) for body in (b"a", b"z" * 9000, bytes(6000), b"b")]
-    assert [future.exception(WAIT_S) for future in futures] == [None] * 4  # compressed, they fit
+    # the compressed messages are below the size limit
+    assert [future.exception(WAIT_S) for future in futures] == [None] * 4
     with pytest.raises(MessageIllegalError, match="limit of 5000"):
         make(store, compression=Compression()).send(message(random_body))
     assert len(store.everything()) == 4
@@ -340,7 +343,7 @@ def test_a_route_that_cannot_be_asked_for_leaves_the_master_as_it_was(make):
     assert len(asked) > 2
 
 
-# Statuses
+# Send statuses
 
 
 def test_a_status_other_than_ok_is_a_result(make):
@@ -428,15 +431,15 @@ def test_with_when_full_raise_a_full_buffer_is_an_error_at_once(make):
 
 
 def test_fact_12_a_topic_that_is_sent_to_is_asked_for_with_the_producers_number_of_queues(make):
-    """The broker uses the number (tests/unit/raymq/remoting/test_route_cache.py and the
-    cores')."""
+    """The broker creates the topic with this number of queues (tests/unit/raymq/remoting/test_route_cache.py and the
+    tests of the actors' cores)."""
     producer = make(FakeStore(), default_topic_queue_nums=16)
     producer.send(message())
     assert producer.test_routes.asked_to_create == [("orders", 16)]
     assert ProducerSettings().default_topic_queue_nums == 4
 
 
-# A broker that no NameServer has heard of yet
+# A broker that has not registered with any NameServer yet
 
 
 def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
@@ -446,7 +449,7 @@ def test_a_message_with_a_key_waits_for_the_broker_of_its_queue(make):
     asked = threading.Event()
     producer.test_routes.invalidate = lambda topic: asked.set()
     waiting = producer.send_async(message(b"first"), sharding_key=0)
-    assert asked.wait(WAIT_S)  # an attempt has failed
+    assert asked.wait(WAIT_S)  # an attempt has failed, which invalidates the route
     assert producer.send(message(b"there"), sharding_key=1).queue == B
     assert not waiting.done()
     producer.test_routes.routes["orders"] = topic_route(a=1, b=1)

@@ -1,4 +1,4 @@
-"""Behaviour of both Producer and AsyncProducer, then behaviour of AsyncProducer alone."""
+"""Tests of behaviour that Producer and AsyncProducer share, and of behaviour that only AsyncProducer has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def message(body: bytes = b"x") -> Message:
 
 
 class OnLoop:
-    """An AsyncProducer whose coroutines run to their end on a loop of their own; otherwise like a Producer."""
+    """An AsyncProducer with the blocking interface of Producer. It runs each coroutine to completion on a separate
+    event loop."""
 
     def __init__(self, producer) -> None:
         self._twin = AsyncProducer(producer)
@@ -58,7 +59,7 @@ class OnLoop:
 
 @pytest.fixture(params=["threads", "event loop"])
 def twin(make, request):
-    """Return a maker of producers of either kind."""
+    """Return a function that makes a Producer or an AsyncProducer, depending on the test's parameter."""
     loops = []
 
     def make_twin(*stores, **settings):
@@ -162,7 +163,7 @@ def test_close_flushes_and_later_sends_are_refused(twin):
         producer.send(message())
 
 
-# Only with an event loop
+# Behaviour that needs an event loop
 
 
 def test_the_loop_goes_on_while_a_send_awaits_space_and_waiters_keep_their_order(make):
@@ -194,7 +195,7 @@ def test_no_thread_is_spent_per_message(make):
             return threads
 
     before = threading.active_count()
-    assert asyncio.run(run()) <= before + 2  # the sender, and one that asked for the route
+    assert asyncio.run(run()) <= before + 2  # two threads more: the sender, and the thread that requested the route
 
 
 def test_a_send_cancelled_while_it_awaits_space_sends_nothing_and_stops_waiting(make):

@@ -1,4 +1,4 @@
-"""A repeatable write: over failures and repeats, each row is stored once and in order."""
+"""Tests of a repeatable write: despite failures and repeated attempts, each row is stored once and in order."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
     assert gate.entered.wait(WAIT_S)
     clock.now_s += 20.0
     writer.write(rows(3, 3))
-    clock.now_s += 20.0  # the first rows are late, those behind them are not
+    clock.now_s += 20.0  # the first rows exceed their timeout, but the later rows do not
     gate.opened.set()
     with pytest.raises(SystemBusyError, match="not sent within"):
         writer.finish()
@@ -174,10 +174,11 @@ def test_time_that_is_up_ends_all_that_waits_behind(store):
 
 
 def test_an_attempt_that_is_overtaken_far_goes_on_behind(store, writers):
-    """Another attempt stores so many rows that the store cannot name the offsets any more."""
+    """Another attempt stores so many rows that the store can no longer return the offsets of this attempt's
+    rows."""
     slow = writers.make()
     fast, other = writers.make(), writers.make("load/1")
-    for first in range(20):  # many ranges, as the other producer's rows are between them
+    for first in range(20):  # rows of the other producer lie between these rows, so they form many offset ranges
         fast.write(rows(1, first))
         fast._in_flight.settle()
         other.write(rows(1, first))
@@ -215,7 +216,7 @@ def test_a_key_chooses_among_the_queues_that_were_fixed(store, writers):
     fixed = writers.route.all_queues
     keys = [f"user-{n % 5}" if n % 3 else None for n in range(40)]
     table = rows(40, sharding_key=keys)
-    for route in (topic_route(a=2), topic_route(a=7)):  # the topic has grown before the repeat
+    for route in (topic_route(a=2), topic_route(a=7)):  # the topic gains queues between the first write and its repeat
         writers.route = route
         writer = writers.make(queues=fixed)
         writer.write(table)

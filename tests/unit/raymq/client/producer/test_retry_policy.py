@@ -1,4 +1,4 @@
-"""The retry policy for each error of an attempt."""
+"""Tests of the retry policy for each error that a send attempt can raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each send is counted once for the metrics, with its messages and its outcome, over every path."""
+"""Tests of the send metrics: each send is counted once, with its number of messages and its outcome, on every code
+path."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def test_a_message_that_is_refused_is_a_failure(make, counted):
 
 
 def test_the_time_of_a_send_begins_when_it_is_handed_over(make, monkeypatch):
-    """Also the deadline of a batch that other messages may join: it is later than the messages' own timeouts."""
+    """The same time starts the deadline of an open batch, which other messages may join. This deadline is later than
+    the messages' own timeouts."""
     took_ms = []
 
     class Noting:

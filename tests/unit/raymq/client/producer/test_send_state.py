@@ -1,4 +1,5 @@
-"""The decisions of a sender, without threads, clocks or calls: every row of TRANSITIONS, and its effect."""
+"""Tests of a sender's decisions, without threads, clocks or calls: every row of TRANSITIONS, and the effect of
+the row."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def encoded(batches: list[SendBatch]) -> EncodedBatch:
 
 
 def depart(state: SendState, now_s: float = 0.0) -> SendAttempt:
-    """Return the next request, encoded and in flight."""
+    """Return the next send request, encoded and marked as in flight."""
     taken, verdict = state.take(now_s)
     assert verdict == SendDecision() or not verdict.ended
     return SendAttempt([Flight.of(sends, batches, encoded(batches)) for sends, batches in taken])
@@ -67,7 +68,7 @@ def state_of(*, settle_status: bool = True) -> SendState:
 
 
 def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
-    """Return a state with one batch at a stage, and the batch's attempt."""
+    """Return a sender's state with one batch at `stage`, the batch, and the batch's attempt if one exists."""
     state = state_of()
     batch = batch_in(state)
     put(state, batch)
@@ -85,7 +86,7 @@ def at(stage: Stage) -> tuple[SendState, SendBatch, SendAttempt | None]:
 
 
 def happen(state: SendState, attempt: SendAttempt | None, event: Event, stage: Stage) -> SendDecision:
-    """Apply an event to the messages of an attempt, or to the waiting messages."""
+    """Apply an event to the messages of `attempt`, or to the waiting messages if `attempt` is None."""
     if attempt is None:
         if event is Event.TAKEN:
             return state.take(0.0)[1]
@@ -257,7 +258,7 @@ def test_a_bug_ends_what_was_being_sent_and_the_queue_goes_on():
     ],
 )
 def test_a_send_that_a_failure_ends_before_its_time_says_how_long_it_took(now_s: float, text: str) -> None:
-    state, batch, attempt = at(Stage.UNKNOWN)  # sent at 70 s, for 30 s
+    state, batch, attempt = at(Stage.UNKNOWN)  # the batch was sent at 70 s, with a timeout of 30 s
     assert attempt is not None
     [(ended, error)] = state.failed(attempt, FENCED, now_s).ended
     assert ended is batch

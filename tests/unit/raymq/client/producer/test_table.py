@@ -1,4 +1,5 @@
-"""Arrow tables as messages: all rows or a clear error before the first; ranges of offsets, not a result per row."""
+"""Tests of sending Arrow tables: either all rows are accepted or a clear error is raised before the first row is sent.
+The result has offset ranges instead of one entry per row."""
 
 from __future__ import annotations
 
@@ -149,7 +150,7 @@ def test_a_failure_says_how_many_rows_are_stored(make, clock):
 
 
 def rich_table(rows: range) -> pa.Table:
-    """Rows with every property, all different."""
+    """Return a table whose rows have every message property, each with different values."""
     return pa.table(
         {
             "body": [b"%d" % n for n in rows],

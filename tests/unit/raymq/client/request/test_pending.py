@@ -1,4 +1,4 @@
-"""Waiting requests: each ends once, and is unknown afterwards."""
+"""Tests of waiting requests: each request completes once, and is forgotten afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASKED = Message("orders", b"?")
 
 
 def replying(correlation_id: str) -> MessageExt:
-    """A reply with this correlation id."""
+    """Return a reply message with this correlation id."""
     values = ("t", b"!", None, (), {}, 0, "a", 0, 0, 0, 0, 0, "", "", "", "", 0, 0)
     return MessageExt(*values, {"CORRELATION_ID": correlation_id})
 

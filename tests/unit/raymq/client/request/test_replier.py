@@ -1,4 +1,5 @@
-"""The replies of listeners: the messages that they become, and the counted figures."""
+"""Tests of the replies that listeners return: the reply messages that are sent, and the metrics that count
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CLIENT = "10.0.0.1@17@ab12"
 
 
 def consumed(**asked: str) -> MessageExt:
-    """A message that a listener gets, with these system properties."""
+    """Return a message with these system properties, as a listener receives it."""
     return MessageExt("orders", b"?", None, (), {}, 0, "broker-b", 0, 7, 0, 0, 0, "", "", "ID", "", 0, 0, asked)
 
 

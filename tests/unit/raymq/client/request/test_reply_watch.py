@@ -1,4 +1,5 @@
-"""The watch of a client's replies: it begins at the queue's end, takes each reply once, and pauses without requests."""
+"""Tests of the thread that watches a client's reply queue. It begins at the queue's end, takes each reply once, and
+pauses while no request waits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ME = "10.0.0.1@1@ab"
 
 
 def records(*clients: str, offset: int = 40) -> bytes:
-    """Return the records of a reply to each client, at queue offsets from `offset` on."""
+    """Return one reply record for each client, at consecutive queue offsets from `offset` on."""
     messages = [SystemMessage("c_REPLY_TOPIC", client.encode(), client) for client in clients]
     batch = encode_batch(messages, 3, born_host=("127.0.0.1", 1), born_timestamp_ms=1, message_ids=[""] * len(messages))
     data = bytearray(batch.records)
@@ -40,7 +41,8 @@ def found(next_offset: int, *clients: str) -> FetchResult:
 
 @pytest.fixture
 def scene():
-    """Return a watch whose threads find no storage actor: the tests pass results to the watch."""
+    """Return a watch whose threads find no storage actor, so that the tests can pass results to the watch
+    directly."""
     made = SimpleNamespace(taken=[], idle_s=0.0)
     made.watch = ReplyWatch(
         ME,

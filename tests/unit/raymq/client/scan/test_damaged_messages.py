@@ -1,4 +1,5 @@
-"""A scan, as Spark, Ray Data and jobs use it, of a topic in which every second message is unreadable."""
+"""Tests of a scan, as Spark, Ray Data and jobs use scans, of a topic in which every second message is
+unreadable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A plan's requests to the cluster: one call to each broker group, repeated when another replica leads."""
+"""Tests of the calls that a plan makes to the cluster: one call to each broker group, repeated if another replica has
+become master."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 
 
 class Storage:
-    """Answers with the numbers in its queues' names, and records the calls."""
+    """Fake storage actor that derives its results from the numbers in its queues' names, and records the calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Reading a fixed range, from mapped files and from a store on another node."""
+"""Tests of reading a fixed offset range, from mapped files and from a store on another node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ COUNT = 450
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Write 450 messages in several log files and five queue files, between messages of another queue."""
+    """Write a store with 450 messages of one queue in several log files and five queue files. Messages of another queue
+    lie between them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda descriptor: None)
         store = open_store(tmp_path_factory.mktemp("range") / "store")
@@ -34,7 +35,7 @@ def store(tmp_path_factory):
 
 
 class Storage:
-    """A storage client whose process is on the files' node, or on another."""
+    """Fake storage client whose storage actor is on the node of the files or on another node."""
 
     def __init__(self, store, near: bool) -> None:
         self.store = store
@@ -95,7 +96,8 @@ def test_an_empty_range_is_empty(read):
 
 
 def test_a_range_that_is_not_there_is_a_loss_of_data(read, monkeypatch):
-    monkeypatch.setattr(range_reader, "RANGE_READ_TIMEOUT_S", 0.1)  # for a new master that does not show its end yet
+    # time to wait for a new master whose confirmed end is still below the range's end
+    monkeypatch.setattr(range_reader, "RANGE_READ_TIMEOUT_S", 0.1)
     with pytest.raises(DataLossError, match=r"orders@a:0: offsets (450|600) to 699 are"):
         read(600, 700)
 

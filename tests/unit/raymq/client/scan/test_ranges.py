@@ -1,4 +1,4 @@
-"""The plan of a batch read gives the guarantees of Spark's Kafka source about offsets."""
+"""Tests that the plan of a batch read gives the same guarantees about offsets as Spark's Kafka source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranges of a real store, read in place and over calls: columns, tags, a failover, and files that retention deletes."""
+"""Tests of reading ranges of a real store, in place and by calls: columns, tags, a failover, and files that retention
+deletes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.support.clients.fakes import FakeRoutes, topic_route
 from tests.support.stores.stores import LOG_FILE_BYTES, QUEUE_FILE_UNITS, make_batch, open_store
 
 COUNT = 900
-TAGS = ("paid", "late", "AaAa", "BBBB")  # the last two have the same code
+TAGS = ("paid", "late", "AaAa", "BBBB")  # the last two tags have the same tag code
 WHOLE = OffsetRange("orders", "a", 0, 0, COUNT)
 
 
@@ -44,7 +45,8 @@ def fill(store: MessageStore) -> MessageStore:
 
 
 class Replica:
-    """The storage client of a store, near or far. Its next calls raise `failures`."""
+    """Storage client of a store on the same node or on another node. The client's next calls raise the errors in
+    `failures`."""
 
     def __init__(self, store: MessageStore, *, near: bool) -> None:
         self._store, self._near = store, near
@@ -72,7 +74,7 @@ class Replica:
 
 
 class Cluster:
-    """The broker group `a`, led by one of several replicas."""
+    """Fake cluster with the broker group `a`. The test chooses which of its replicas is the master."""
 
     def __init__(self, *replicas: Replica) -> None:
         self.replicas = list(replicas)
@@ -123,7 +125,7 @@ def test_columns_without_body_are_the_same_and_no_body_is_touched(
         {name: row[name] for name in columns} for row in whole
     ]
     assert all(batch.schema.names == columns for batch in batches)
-    # Nor are its bytes held by what comes out: 300 of them to a message.
+    # The resulting batches do not keep the bodies in memory either: a body has 300 bytes per message.
     assert sum(batch.get_total_buffer_size() for batch in batches) < COUNT * 200
     with pytest.raises(AssertionError, match="a body was read"):
         list(cluster.read(columns=["body"]))
@@ -206,7 +208,7 @@ def test_several_ranges_come_one_after_another(cluster: Cluster) -> None:
 
 
 def created_as(cluster: Cluster, creation_id: str) -> None:
-    """Make the routes say that broker group a has created the topic with this id."""
+    """Set in the routes that broker group a has created the topic with `creation_id`."""
     route = topic_route(a=2)
     queues = tuple(replace(data, creation_id=creation_id) for data in route.queues)
     cluster.routes = FakeRoutes(replace(route, queues=queues))
@@ -233,7 +235,7 @@ def test_a_topic_that_was_created_anew_since_the_plan_is_an_error_or_is_left_out
     assert lost == [WHOLE]
 
 
-# Another replica comes to lead
+# Another replica becomes master
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -246,7 +248,7 @@ def test_the_rest_of_a_range_comes_from_the_new_master(
     cluster = Cluster(old, new)
     batches = cluster.read()
     seen = next(batches).column("queue_offset").to_pylist()
-    # The old master's process is gone, and its files with it: calls fail, and its log cannot be found.
+    # The old master's process has ended and its files are deleted: calls fail, and its log cannot be found.
     old.failures = [ServiceNotAvailableError("killed"), NotMasterError("a", 2)]
     monkeypatch.setattr(LogReader, "find", _gone_for(store, LogReader.find) if near else LogReader.find)
     monkeypatch.setattr(cluster.routes, "invalidate", lambda topic: _fail_over(cluster))
@@ -278,7 +280,7 @@ def test_a_new_master_that_does_not_show_its_end_yet_is_waited_for(
     def late(requests: Any, max_bytes: int, wait_s: float, timeout_s: float) -> Any:
         [result] = original(requests, max_bytes, wait_s, timeout_s)
         answers.append(result)
-        if len(answers) == 1:  # as if the queue ended before
+        if len(answers) == 1:  # the first answer looks as if the queue ended before the range
             [result] = store.fetch([type(requests[0])("orders", 0, 10**6, 1)], max_bytes=1, wait_s=0)
             result = type(result)(result.status, 40, 0, 40, b"", 0)
         return [result]
@@ -296,7 +298,7 @@ def test_a_message_that_never_returns_is_a_loss_after_the_timeout(
         Cluster(Replica(store, near=False)).offsets(OffsetRange("orders", "a", 0, COUNT - 5, COUNT + 10))
 
 
-# Retention
+# Files that retention deletes
 
 
 @pytest.fixture
@@ -358,7 +360,7 @@ def test_a_range_that_is_gone_as_a_whole_is_empty(aging: MessageStore) -> None:
     assert lost == [wanted]
 
 
-# Sizes
+# Sizes of offset ranges in bytes
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, COUNT), (0, 1), (95, 105), (500, 890)])

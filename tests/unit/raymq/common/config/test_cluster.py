@@ -1,4 +1,4 @@
-"""`raymq.yaml`: refused settings, and the words of the refusals."""
+"""Tests of `raymq.yaml`: refused settings, and the error texts of the refusals."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ def test_a_consume_queue_file_holds_whole_units(tmp_path):
 
 
 def described_fields(module: ModuleType) -> set[tuple[str, str]]:
-    """Return the classes and names of a module's fields that a docstring directly follows."""
+    """Return the fields of a module's classes that are directly followed by a docstring, as pairs (class,
+    field)."""
     return {
         (cls.name, field.target.id)
         for cls in ast.parse(inspect.getsource(module)).body

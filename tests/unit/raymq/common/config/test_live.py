@@ -1,4 +1,4 @@
-"""Live settings: their spellings, and their checks, which are the checks of raymq.yaml."""
+"""Tests of live settings: their spellings, and their checks, which are the same as for raymq.yaml."""
 
 from __future__ import annotations
 

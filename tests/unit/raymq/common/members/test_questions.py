@@ -1,4 +1,5 @@
-"""The answers of members: their wire format and bounds; and the stacks of threads."""
+"""Tests of the replies that clients send to a broker's queries: their wire format and size limits, and the stack traces
+of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic's attributes: RocketMQ's names and values, allowed changes, and impossible values."""
+"""Tests of a topic's attributes: RocketMQ's names and values, allowed changes, and invalid values."""
 
 from __future__ import annotations
 

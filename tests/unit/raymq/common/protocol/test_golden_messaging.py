@@ -1,6 +1,7 @@
-"""The golden facts of spec/messaging.md §11 that concern clients and brokers; the numbers are the spec's.
+"""Tests of the golden facts of spec/messaging.md §11 that concern clients and brokers. The tests use the numbers of the
+spec.
 
-Facts 1 and 2 are in tests/unit/actors/core/rebalance/test_allocation.py.
+Facts 1 and 2 are tested in tests/unit/actors/core/rebalance/test_allocation.py.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def test_fact_21_a_negative_hash_selects_a_queue_too():
     route = TopicRoute("t", {"a": BrokerData("c", "a", {0: "storage-a-0"})}, (QueueData("a", 4, 4, 6),))
     key = next(f"key-{number}" for number in range(1000) if java_hash(f"key-{number}") % -4 == -3)
     hashed = java_hash(key)
-    expected = abs(hashed - int(hashed / 4) * 4)  # Java truncates towards zero
+    expected = abs(hashed - int(hashed / 4) * 4)  # Java's integer division truncates towards zero
     assert Destination(sharding_key=key).select(route, Message("t", b"x")).queue_id == expected
 
 

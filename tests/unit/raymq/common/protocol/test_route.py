@@ -1,4 +1,4 @@
-"""A topic's queues according to a route."""
+"""Tests of the queues that a route gives a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ClusterStatus reads the answers of servers as they cross the launcher: as JSON, with more fields than it has."""
+"""Tests that ClusterStatus reads the servers' replies in the form in which the launcher passes them on: as JSON, with
+fields that ClusterStatus does not have."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ STORE = StoreStatus(
 
 
 def crossed(**report: object) -> ClusterStatus:
-    """The status after the way through the launcher."""
+    """Return the status after the JSON conversion by the launcher."""
     return ClusterStatus.of(json.loads(json.dumps(report)))
 
 

@@ -1,6 +1,7 @@
-"""The golden facts of RocketMQ's filter expressions, and the few that are not taken over.
+"""Tests of the golden facts of RocketMQ's filter expressions, including the few that raymq does not take over.
 
-T, F, N: true, false, NULL. X: raises when it is evaluated, which matches nothing. E: refused when it is compiled.
+T, F, N: true, false, NULL. X: the evaluation raises an error, so the message does not match. E: compiling the
+expression is refused.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ QUIRKS_NOT_TAKEN_OVER: list[tuple[int, str, int, str]] = [
     (57, "a like 'x%'", 3, "CONTAINS"),
     (58, "a + 1 > 2", 3, "arithmetic"),
 ]
-"""RocketMQ compiles these texts, because it ignores tokens after a complete expression. Here each is an error."""
+"""Texts that RocketMQ compiles because it ignores tokens after a complete expression. raymq refuses each of
+them."""
 
 MESSAGING_FACTS: list[tuple[int, str, dict[str, str], str]] = [
     (23, "", {}, "E"),

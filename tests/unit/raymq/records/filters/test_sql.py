@@ -1,4 +1,4 @@
-"""`raymq.sql`: the value, its errors, and its bounds."""
+"""Tests of `raymq.sql`: the filter object, its errors, and its limits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_error_names_the_text_the_place_and_the_mend() -> None:
     ],
 )
 def test_each_refusal_says_what_to_write_instead(text: str, mend: str) -> None:
-    for _ in range(2):  # the second one comes from the cache
+    for _ in range(2):  # the second call gets the expression from the cache
         with pytest.raises(raymq.FilterExpressionError, match=mend):
             raymq.sql(text)
 

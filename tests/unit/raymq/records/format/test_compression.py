@@ -1,4 +1,4 @@
-"""Compressed bodies: round trips, bounds and damage."""
+"""Tests of compressed bodies: round trips, size limits and damage."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_type_bits_of_zero_mean_zlib_in_old_data() -> None:
 
 
 def test_a_zstandard_frame_without_its_content_size_is_read() -> None:
-    """Java's stream writes such frames."""
+    """Java's Zstandard output stream writes frames without a content size."""
     compressor = zstandard.ZstdCompressor(write_content_size=False)
     assert decompress(compressor.compress(TEXT), 1 | CompressionType.ZSTD) == TEXT
 
 
 def lz4_stream(data: bytes) -> bytes:
-    """Return a frame that does not state the length of its content."""
+    """Return an LZ4 frame that does not state the length of its content."""
     frame = lz4.frame.LZ4FrameCompressor()
     return frame.begin() + frame.compress(data) + frame.flush()
 
 
 def zstd_stream(data: bytes, **options: bool) -> bytes:
-    """Return a frame that does not state the length of its content."""
+    """Return a Zstandard frame that does not state the length of its content."""
     stream = zstandard.ZstdCompressor(**options).compressobj()
     return stream.compress(data) + stream.flush()
 
@@ -141,7 +141,8 @@ def test_a_stream_of_unknown_size_beyond_the_bound_is_refused() -> None:
 
 
 def test_formats_are_those_of_the_java_libraries() -> None:
-    assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"  # a frame, not a bare block
+    # the magic number of an LZ4 frame: a bare block has none
+    assert compress(TEXT, CompressionType.LZ4)[:4] == b"\x04\x22\x4d\x18"
     assert compress(TEXT, CompressionType.ZSTD)[:4] == b"\x28\xb5\x2f\xfd"
     assert zlib.decompress(compress(TEXT, CompressionType.ZLIB)) == TEXT
     assert lz4.frame.decompress(compress(TEXT, CompressionType.LZ4)) == TEXT
@@ -186,7 +187,7 @@ def test_a_negative_threshold_is_refused() -> None:
 
 
 def frames(data: bytes) -> list[tuple[bytes, int]]:
-    """Return a body as raymq and as Java's streams compress it, with the sys flags."""
+    """Compress a body as raymq and as Java's streams do. Returns each compressed body with its sys flag."""
     stream = zstandard.ZstdCompressor(write_checksum=True).compressobj()
     linked = lz4.frame.compress(data, block_linked=True, content_checksum=True)
     return [

@@ -1,4 +1,4 @@
-"""The two checksums."""
+"""Tests of the two checksums: body CRC and property CRC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raymq.records.format.crc import (
 
 
 def test_body_crc_clears_the_top_bit() -> None:
-    assert body_crc(b"a") == 0x68B7BE43  # zlib gives 0xe8b7be43
+    assert body_crc(b"a") == 0x68B7BE43  # plain zlib.crc32 returns 0xe8b7be43: the body CRC clears the top bit
 
 
 def test_body_crc_of_nothing_is_zero() -> None:

@@ -1,4 +1,5 @@
-"""The golden facts of spec/storage.md §13 that concern records, hashes and ids; the numbers are the spec's."""
+"""Tests of the golden facts of spec/storage.md §13 that concern records, hashes and ids. The tests use the numbers of
+the spec."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ RECORD_8 = bytes.fromhex(
 
 
 def stored(*, born_ip: str = "127.0.0.1", append_prop_crc: bool = False) -> bytes:
-    """Return fact 8's record, encoded and stamped, with the option of the test."""
+    """Return the record of golden fact 8, encoded, with offset and timestamp set, and with the option under
+    test."""
     batch = encode_batch(
         [Message("T", b"hi", tags="A")],
         0,

@@ -1,4 +1,4 @@
-"""Java's string hash, for one text and for many."""
+"""Tests of Java's string hash, for one text and for many texts at once."""
 
 from __future__ import annotations
 

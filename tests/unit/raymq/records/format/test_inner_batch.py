@@ -1,4 +1,4 @@
-"""Inner batches: one record that holds many messages."""
+"""Tests of inner batches: single records that hold many messages."""
 
 from __future__ import annotations
 

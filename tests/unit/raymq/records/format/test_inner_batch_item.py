@@ -1,4 +1,4 @@
-"""The items of a RocketMQ batch."""
+"""Tests of the items (single messages) of a RocketMQ batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole records back to back: found, truncated, joined and marked as failed without being decoded."""
+"""Tests of whole records back to back in memory: they are found, truncated, joined and marked as failed without being
+decoded."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_a_damaged_message_that_failed_stays_a_damaged_one():
 
 
 def fetched(count: int, damage: dict[int, Callable[[bytearray, int], None]], first: int = 40) -> LocatedRecords:
-    """Return a fetch of `count` records from queue offset 40 on, with damage to some of them."""
+    """Return a fetch result of `count` records from queue offset `first` on, some of them damaged by `damage`."""
     located = stored([b"%06d" % number * (1 + number % 3) for number in range(count)])
     data = bytearray(located.data)
     for row, change in damage.items():
@@ -117,7 +118,8 @@ def test_records_of_a_fetch_have_their_offsets_whatever_is_damaged(offset: int, 
 
 
 def test_a_fetch_that_left_messages_out_has_the_intact_ones() -> None:
-    """Of 20 messages the fetch wanted the even ones, and two of these are damaged."""
+    """The fetch requested the messages at the even offsets among 20 messages, and two of the requested messages are
+    damaged."""
     located = stored([b"%06d" % number for number in range(20)]).pick(np.arange(0, 20, 2))
     data = bytearray(located.joined())
     size = int(located.sizes[0])

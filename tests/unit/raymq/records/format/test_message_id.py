@@ -1,4 +1,4 @@
-"""Unique ids and offset message ids."""
+"""Tests of unique message ids and of offset message ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MID_MONTH_MS = int(datetime(2024, 5, 15, 12).timestamp() * 1000)
 
 
 def generator_at(*times_ms: int, ip: str = "10.0.0.1") -> UniqueIdGenerator:
-    """Return a generator whose clock returns `times_ms` in turn, then the last time for ever."""
+    """Return a generator whose clock returns `times_ms` one after another, and then always the last of them."""
     waiting = list(times_ms)
     return UniqueIdGenerator(
         ip, pid=6699, loader_hash=0x18B4AAC2, clock_ms=lambda: waiting.pop(0) if len(waiting) > 1 else waiting[0]

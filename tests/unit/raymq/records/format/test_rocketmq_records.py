@@ -1,4 +1,5 @@
-"""Records that RocketMQ 4.9 itself wrote (tests/fixtures/README.md), read row by row and as columns."""
+"""Tests of records that RocketMQ 4.9 itself wrote (tests/fixtures/README.md), decoded row by row and as
+columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Messages that are decoded on demand: their fields, their refusals, and the effect of damage."""
+"""Tests of messages that are decoded on demand: their fields, the operations that they refuse, and the effect of
+damage."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_properties_of_a_message_are_the_readers_own() -> None:
 
 
 class Buffer(np.ndarray):
-    """An array that supports weak references."""
+    """NumPy array class that supports weak references."""
 
 
 @pytest.mark.parametrize("keep", [copy.copy, copy.deepcopy, lambda m: pickle.loads(cloudpickle.dumps(m))])

@@ -1,6 +1,7 @@
-"""Sending and reading tables imports no pandas, which Arrow would load, if installed, for a second and more.
+"""Tests that sending and reading tables does not import pandas. If pandas is installed, Arrow would otherwise import
+it, which takes a second or more.
 
-Each part runs in an interpreter of its own, in which any import of a package named pandas raises an error.
+Each test program runs in a separate interpreter, in which any import of pandas raises an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Damaged records and lying bodies: intact messages come in order, once; the others are errors in their places."""
+"""Tests of damaged records and of bodies with wrong compression flags: intact messages are returned once and in order,
+and each unreadable message becomes an error at its offset."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ ZLIB, LZ4, ZSTD = 0x301, 0x101, 0x201
 
 
 def stored(bodies: list[bytes], lies: dict[int, int] | None = None, *, sealed: bool = False) -> LocatedRecords:
-    """Return records of these bodies at queue offsets from 40 on.
+    """Return records with these bodies at queue offsets from 40 on.
 
-    `lies`: sys flags of bodies that claim to be compressed. `sealed`: the records have a property CRC.
+    `lies`: sys flags, by body index, of uncompressed bodies that claim to be compressed. `sealed`: the records have a
+    property CRC.
     """
     messages = [Message("orders", body, tags=f"t{number}") for number, body in enumerate(bodies)]
     ids = [f"{index:032X}" for index in range(len(bodies))]
@@ -63,7 +65,7 @@ def changed(located: LocatedRecords, row: int, change: Callable[[bytearray, int]
 
 
 def flip(offset: int) -> Callable[[bytearray, int], None]:
-    """Flip a bit at an offset of the record."""
+    """Return a function that flips a bit at `offset` in a record."""
 
     def change(data: bytearray, start: int) -> None:
         data[start + offset] ^= 1
@@ -72,9 +74,9 @@ def flip(offset: int) -> Callable[[bytearray, int], None]:
 
 
 def check(located: LocatedRecords, bad: dict[int, bool], bodies: list[bytes]) -> None:
-    """Read the records as messages and as columns. All rows except `bad` must be intact.
+    """Read the records as messages and as columns, and check that all rows except those in `bad` are intact.
 
-    A value True in `bad` means that the record is damaged.
+    `bad` maps a row to True if its record is damaged, or to False if only its body is unreadable.
     """
     places = RecordPlaces.of(QUEUE, located)
     told: list[BodyUnreadableError] = []
@@ -130,7 +132,7 @@ def stream(size: int) -> bytes:
 
 
 def header_of_4_gib() -> bytes:
-    """Return a Zstandard frame that declares 4 GiB of content, and has less."""
+    """Return a Zstandard frame whose header declares 4 GiB of content, but which contains less."""
     frame = zstandard.ZstdCompressor(level=19).compressobj(size=4 << 30)
     return frame.compress(bytes(1 << 20)) + frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
@@ -193,7 +195,7 @@ def test_a_flipped_bit_is_its_own_message_s_trouble(count: int, field: str, row:
 
 @pytest.mark.parametrize("count", [FEW_RECORDS, 70])
 def test_a_property_crc_finds_a_flipped_bit_of_any_byte(count: int) -> None:
-    """The body has its own CRC: a message whose body alone is damaged keeps its other fields."""
+    """The body has its own CRC, so a message with damage only in its body keeps its other fields."""
     bodies = [b"%06d" % number for number in range(count)]
     located = stored(bodies, sealed=True)
     check(located, {}, bodies)
@@ -213,7 +215,8 @@ def test_all_messages_may_be_unreadable(count: int) -> None:
 
 
 def test_intact_messages_are_always_delivered_in_order_and_once() -> None:
-    """Flips any bits of some records; the other records, and the places of all, stay as stored."""
+    """The test flips random bits in some records. The other records, and the positions of all records, stay as
+    stored."""
     seed = random.SystemRandom().getrandbits(32)
     print("seed", seed)
     chance = random.Random(seed)

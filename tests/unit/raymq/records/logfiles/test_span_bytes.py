@@ -1,4 +1,5 @@
-"""The bytes of a queue span: exact for short spans, near enough for long spans, from few units."""
+"""Tests of the number of bytes in an offset range of a queue: exact for short ranges, estimated for long ranges, from
+few queue units (entries of the consume queue)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ FILE_UNITS = 1000
 
 
 class Units:
-    """Return a reader of one queue with records of these sizes, in files of FILE_UNITS units. `first`: first kept
-    offset."""
+    """Fake reader of one queue with records of the given sizes, in queue files of FILE_UNITS units each. `first`: first
+    offset that is not deleted."""
 
     def __init__(self, sizes: NDArray[np.int64], first: int = 0) -> None:
         self._units = np.zeros(len(sizes), UNIT_DTYPE)

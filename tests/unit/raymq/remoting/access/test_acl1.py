@@ -1,4 +1,4 @@
-"""Files of ACL 1.0: golden facts, refused files, and fuzzed accounts compared with a simple model of ACL 1.0's
+"""Tests of ACL 1.0 files: golden facts, refused files, and random accounts compared with a simple model of ACL 1.0's
 check."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PUB, SUB = (Action.PUB,), (Action.SUB,)
 
 
 def state_of(accounts: Acl1) -> AuthState:
-    """Convert as `read_users_file` does, without the time for deriving keys."""
+    """Convert ACL 1.0 accounts as `read_users_file` does, but without the slow derivation of keys."""
     state = NO_USERS
     for one in accounts.accounts:
         kind = UserType.SUPER if one.is_super else UserType.NORMAL
@@ -123,7 +123,8 @@ def test_an_action_that_a_name_leaves_out_does_not_come_from_the_defaults_and_lo
     read = read_acl1([("a", f"accounts: [{{{account}}}]")])
     assert not may(read, "account", PUB, topic("news"))
     assert may(read, "account", SUB, topic("news"))
-    assert may(read, "account", (Action.PUB, Action.SUB, Action.GET), topic("news"))  # as a consumer asks for bounds
+    # the same rights as for a consumer's request for queue bounds
+    assert may(read, "account", (Action.PUB, Action.SUB, Action.GET), topic("news"))
     assert may(read, "account", PUB, topic("other"))
 
 
@@ -187,7 +188,8 @@ def test_the_file_of_users_that_is_made_of_it_decides_alike(tmp_path: Path) -> N
 
 
 def acl1_allows(account: Account, perm: Perm, resource: Resource) -> bool:
-    """Check one resource by steps 6 to 10 of ACL 1.0's check (spec/features.md §7.3)."""
+    """Return whether ACL 1.0 allows access to one resource, by steps 6 to 10 of its check (spec/features.md
+    §7.3)."""
     if perm is Perm.PUB and resource.name == TRACE_TOPIC and resource.type is ResourceType.TOPIC:
         return True
     if account.is_admin and not account.own:

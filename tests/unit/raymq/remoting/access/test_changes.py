@@ -1,4 +1,4 @@
-"""Changes of users and policies, applied to a state. A repeated change has no effect."""
+"""Tests of changes to users and policies, applied to an access-control state. A repeated change has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials: where a client finds them, and refused files."""
+"""Tests of credentials: the places in which a client looks for credentials, and the files that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision of ACL 2.0: golden facts, and fuzzed policies compared with a simple model."""
+"""Tests of the access decision of ACL 2.0: golden facts, and random policies compared with a simple model."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ NEEDS = st.builds(
 
 
 def model(entries: list[Entry], wanted: Need, address: str) -> bool:
-    """Apply the rules of the specification step by step: narrow down the entries, from the closest kind to the
-    farthest."""
+    """Decide by the rules of the specification, one at a time: narrow down the entries, from the most specific kind of
+    match to the least specific."""
 
     def applies(entry: Entry) -> bool:
         text = str(entry.resource)

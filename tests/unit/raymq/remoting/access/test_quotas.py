@@ -1,4 +1,4 @@
-"""Quotas: what they let pass, and how long the rest waits."""
+"""Tests of quotas: how much a quota allows, and how long further requests wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The table of requests has a line for every remote method of every server, with the rights that a call needs."""
+"""Tests that the table of requests has an entry for every remote method of every server, with the rights that a call
+needs."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def test_what_a_call_needs(method: str, arguments: tuple[object, ...], expected:
 
 
 def waiting(topic: str, *messages: Message) -> EncodedBatch:
-    """Return messages as a producer sends them to a topic in which they wait."""
+    """Encode messages as a producer sends them to `topic`, a system topic in which messages wait before their
+    delivery."""
     return encode_batch(
         messages,
         0,

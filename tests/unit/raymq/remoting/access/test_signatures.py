@@ -1,4 +1,5 @@
-"""A signature fits one request, at one time, once; and the users from whom a server accepts a request."""
+"""Tests of signatures: a signature is valid for one request, for a limited time, and once. The tests also cover the
+users from whom a server accepts a request."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_signature_is_fresh_within_its_window(apart_ms, taken):
 def test_what_was_signed_for_no_process_or_another_one_is_refused_with_what_a_client_signs_next(life, text):
     with pytest.raises(SignedTooEarlyError, match=text) as caught:
         require_fresh(signed(life=life), "broker-a", LIFE, NOW + 7)
-    error = pickle.loads(pickle.dumps(caught.value))  # as Ray brings it to the client
+    error = pickle.loads(pickle.dumps(caught.value))  # the client receives the error pickled by Ray
     assert (error.actor, error.life, error.now_ms, str(error)) == ("broker-a", LIFE, NOW + 7, str(caught.value))
     require_fresh(signed(life=error.life, now_ms=error.now_ms), "broker-a", LIFE, NOW + 7)
 

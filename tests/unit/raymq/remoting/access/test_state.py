@@ -1,4 +1,5 @@
-"""Users and policies: accepted and refused values, and the value that holds all of them."""
+"""Tests of users and policies: accepted and refused values, and AuthState, the object that holds all users and
+policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The file of users: its allowed content, and errors that name the place but never a secret."""
+"""Tests of the users file: its allowed content, and errors that name the position in the file but never a
+secret."""
 
 from __future__ import annotations
 

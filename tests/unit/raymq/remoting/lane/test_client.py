@@ -1,4 +1,4 @@
-"""The kernel accepts the timeouts of a lane's socket."""
+"""Tests that the kernel accepts the timeouts of the socket of a lane (direct connection beside Ray's calls)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real lane server and its clients: answers, refusals, silence, and the limits that protect the server."""
+"""Tests of a real lane server (direct socket connections beside Ray's calls) and its clients: replies, refusals, silent
+peers, and the limits that protect the server."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def test_each_of_several_requests_in_flight_gets_its_answer(server, way):
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
 def way(request, monkeypatch, tmp_path):
-    """Return the options of a server and of its clients, for each way between them."""
+    """Return the options of a lane server and of its clients, for each kind of connection: Unix socket, TCP and
+    TLS."""
     if request.param == "unix":
         return {}, {}
     if request.param == "tcp":
@@ -263,7 +265,7 @@ def test_without_an_answer_in_time_the_call_fails_and_the_lane_is_closed(connect
     opened = connect()
     with pytest.raises(RequestTimeoutError, match=r"gave no answer within 0\.01 s"):
         opened.call(SILENT, (), 0.01)
-    assert opened.closed  # the answer may still come: it must not be taken for that of the next call
+    assert opened.closed  # a late reply must not be taken for the reply to the next call
     with pytest.raises(OSError, match=r"closed|Bad file"):
         opened.call(ECHO, (), WAIT_S)
 
@@ -280,7 +282,7 @@ def test_an_answer_to_a_request_that_another_took_the_place_of_is_passed_over(co
     assert bytes(opened.receive(deadline_s).payload) == b"newer"
 
 
-# Who is let in
+# Clients that the server accepts or refuses
 
 
 def test_a_wrong_secret_opens_nothing(server, connect, way):
@@ -298,7 +300,7 @@ def test_a_server_that_does_not_know_the_secret_is_not_trusted():
         verdict = handshake.make_verdict(secret, hello, reply, handshake.HandshakeStatus.OPEN)
         with pytest.raises(LaneSecretError):
             handshake.check_verdict(b"s" * 32, hello, reply, verdict)
-    # Nor can the client's own proof be sent back to it.
+    # A server cannot pass the check by sending the client's own proof back to the client.
     with pytest.raises(LaneSecretError):
         handshake.check_verdict(b"s" * 32, hello, reply, b"\x01" + reply[-32:])
 
@@ -433,7 +435,8 @@ def test_a_call_under_way_when_the_server_is_closed_fails_and_a_late_answer_is_d
 
 
 def test_a_stopped_server_does_not_hang_its_clients():
-    """A stopped process still accepts connections, because its backlog does, and never answers."""
+    """The kernel still accepts connections for a stopped process, up to the backlog, but the process never
+    replies."""
     name = f"\0raymq-test-stopped-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.bind(name)
@@ -449,7 +452,7 @@ def test_a_client_that_never_authenticates_is_dropped():
             silent.settimeout(WAIT_S)
             silent.connect(server.address.name)
             while silent.recv(1000):
-                pass  # the hello; then the end
+                pass  # read the server's hello, then the end of the stream
     finally:
         server.close()
 
@@ -485,7 +488,8 @@ def test_a_moment_without_a_free_descriptor_does_not_end_the_server(caplog, serv
 
 
 def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(monkeypatch, server, connect):
-    """Twice as many connections as may authenticate at a time. Each sends a byte now and then."""
+    """The test opens twice as many connections as may authenticate at a time. Each connection sends a byte now and
+    then."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 64)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(2 * lane_server.HANDSHAKES_MAX)]
     stop = threading.Event()
@@ -506,7 +510,7 @@ def test_connections_that_say_little_keep_nobody_from_a_lane_and_are_dropped(mon
 
 
 def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkeypatch, server, connect):
-    """More connections than authenticate at a time and wait to be accepted, all of them silent."""
+    """The test opens more silent connections than can authenticate at a time and wait in the backlog together."""
     monkeypatch.setattr(lane_server, "HANDSHAKES_MAX", 16)
     server._doors[0].listener.listen(32)
     streams = [socket.socket(socket.AF_UNIX) for _ in range(100)]
@@ -518,7 +522,8 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
                 stream.connect(server.address.name)
             except BlockingIOError:
                 refused += 1
-        assert echo(connect(), b"1") == b"1"  # it waits, where the socket says at once that the backlog is full
+        # a lane's client waits, although a plain connect fails at once while the backlog is full
+        assert echo(connect(), b"1") == b"1"
         print(f"the backlog was full for {refused} connections")
         eventually(lambda: not server._doors[0].handshakes, "all of them are dropped", WAIT_S)
     finally:
@@ -527,7 +532,7 @@ def test_silent_connections_that_fill_the_backlog_keep_nobody_from_a_lane(monkey
 
 
 def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
-    """Send a byte now and then on every open socket, as if more bytes would follow."""
+    """Send a byte now and then on every open socket, as if the rest of a message would follow."""
     for stream in streams:
         stream.setblocking(False)
     parts = iter(handshake.make_hello() + bytes(20))
@@ -537,13 +542,13 @@ def trickle(streams: list[socket.socket], stop: threading.Event) -> None:
             try:
                 stream.send(part)
             except OSError:
-                continue  # dropped
+                continue  # the server has dropped this connection
 
 
 def is_dropped(stream: socket.socket) -> bool:
     try:
         while stream.recv(1000):
-            pass  # the hello
+            pass  # skip the server's hello
     except BlockingIOError:
         return False
     except ConnectionError:
@@ -553,7 +558,7 @@ def is_dropped(stream: socket.socket) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 def test_a_process_of_another_user_is_turned_away():
-    """The connection is closed without an answer: not even the hello is sent."""
+    """The server closes the connection without sending anything, not even its hello."""
     server = echo_server()
     script = (
         "import os, socket, sys; os.setuid(65534); stream = socket.socket(socket.AF_UNIX); stream.settimeout(60);"
@@ -570,7 +575,7 @@ def test_a_process_of_another_user_is_turned_away():
         server.close()
 
 
-# Large frames, and clients that are slow
+# Large frames and slow clients
 
 
 def test_a_frame_longer_than_the_limit_is_refused_and_the_lane_goes_on(way):
@@ -675,7 +680,7 @@ def test_a_client_that_does_not_read_its_answers_is_dropped(monkeypatch, server,
         for _ in repeat(None, 40):
             deaf.send(ECHO, (bytes(3_000_000),), float("inf"))
     except LOST:
-        pass  # dropped already
+        pass  # the server has already dropped this connection
     eventually(lambda: server.connections == 1, "it is dropped")
     assert server.unsent_bytes == 0
     assert echo(other, b"1") == b"1"
@@ -713,7 +718,7 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
         lane_server.allow_descriptors()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, lane_server.DESCRIPTORS_MAX), hard)
         monkeypatch.setattr(lane_server, "DESCRIPTORS_MAX", 100)
-        lane_server.allow_descriptors()  # never fewer than there are
+        lane_server.allow_descriptors()  # the call never lowers the limit
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -722,7 +727,7 @@ def test_a_server_process_may_open_as_many_files_as_its_hard_limit_allows(monkey
 def test_a_server_that_cannot_listen_for_other_nodes_says_why_and_tries_again(caplog):
     with closing(LaneServer("test", {ECHO: lambda request: request.answer(b"yes")})) as server:
         for _ in range(2):
-            address = server.open_to_nodes("203.0.113.7", lambda: None)  # no address of this machine
+            address = server.open_to_nodes("203.0.113.7", lambda: None)  # this machine does not have this address
             assert address.port == 0
             assert "test cannot listen at 203.0.113.7" in address.own_node_only
             with pytest.raises(ConnectionRefusedError, match=r"no lane for other nodes: test cannot listen"):

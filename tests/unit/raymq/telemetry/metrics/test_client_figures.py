@@ -1,4 +1,5 @@
-"""The figures of a process's clients: one set for all clients, reported from an existing thread."""
+"""Tests of the metrics of a process's clients: all clients share one set of metrics, which an already running thread
+reports."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SEND = "raymq_send_cost_time_milliseconds"
 
 
 class Scene:
-    """Figures with a clock and a Ray cluster that the test sets."""
+    """Client metrics with a clock and a Ray cluster that the test sets."""
 
     def __init__(self, ray_metrics):
         self.ray, self.now_s, self.worker = ray_metrics, 100.0, "w1"
@@ -56,7 +57,8 @@ def test_sends_are_counted_with_their_messages_and_outcome(scene):
 def test_consumers_count_latency_bytes_waits_and_calls(scene):
     now_ms = time.time_ns() // 1_000_000
     scene.figures.delivered("orders", "g", now_ms - 60_000, 10, 4000)
-    scene.figures.delivered("orders", "g", now_ms + 60_000, 5, 1000)  # the store's clock is ahead of this one
+    # the store's clock is ahead of this process's clock
+    scene.figures.delivered("orders", "g", now_ms + 60_000, 5, 1000)
     scene.figures.awaited("orders", "g", 50.0, 10)
     scene.figures.processed("orders", "g", 0.5, 9, ok=True)
     scene.figures.processed("orders", "g", 20.0, 1, ok=False)
@@ -119,7 +121,7 @@ def test_a_consumer_that_fails_does_not_take_the_counts_along(scene, caplog):
 
 def test_reports_come_every_ten_seconds_whoever_asks(scene):
     scene.figures.sent("orders", 3.0, 1, ok=True)
-    scene.report(0.0)  # at once: a broker has just told that there are metrics
+    scene.report(0.0)  # report at once, because a broker has just announced that metrics are on
     assert scene.ray.values
     scene.report(REPORT_INTERVAL_S / 2)
     assert not scene.ray.values

@@ -1,4 +1,5 @@
-"""The reporter turns totals and times of a process into series of Prometheus, with bounded labels."""
+"""Tests of the reporter that turns a process's totals and durations into Prometheus series with a bounded number of
+labels."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The contexts of a trace write the records of spec/features.md §6, however many messages they stand for."""
+"""Tests that trace contexts write the records of spec/features.md §6, for any number of messages per context."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def message_ext(**changes: Any) -> MessageExt:
 
 
 def records_of(context: TraceContext) -> list[TraceRecord]:
-    """Return the records of a context, whose keys are the keys of each record."""
+    """Return the trace records of a context, after checking that the context's keys are the keys of each
+    record."""
     found = []
     for text, keys in context.lines():
         records, unreadable = decode_records(text)

@@ -1,4 +1,5 @@
-"""TraceDispatcher sends its contexts, drops contexts above its limit, and never raises in its callers."""
+"""Tests of TraceDispatcher: it sends its trace contexts, drops contexts above its limit, and never raises an error to
+its callers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LONG_S = 20.0
 
 
 class Lines:
-    """A context with these lines."""
+    """Fake trace context that encodes to these lines."""
 
     def __init__(self, *lines: tuple[str, tuple[str, ...]]) -> None:
         self._lines = [TraceLine(*line) for line in lines]
@@ -33,7 +34,7 @@ class Lines:
 
 
 class RecordingProducer:
-    """A producer that keeps sent messages, and fails while `error` is set."""
+    """Fake producer that keeps the sent messages, and fails while `error` is set."""
 
     def __init__(self) -> None:
         self.sent: list[SystemMessage] = []

@@ -1,4 +1,5 @@
-"""Trace records are written and read as RocketMQ does: golden facts 118 to 126, by number (spec/features.md §12.6)."""
+"""Tests that trace records are written and read as RocketMQ does: golden facts 118 to 126, by number (spec/features.md
+§12.6)."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_122_end_transaction() -> None:
 
 
 def test_123_empty_keys_at_the_end_are_never_written_and_can_be_read() -> None:
-    """RocketMQ's reader fails on such records. raymq writes a word in their place, and counts fields correctly."""
+    """RocketMQ's reader fails on records that end with empty keys. raymq writes a placeholder word instead of empty
+    keys, and its reader accepts empty keys."""
     [record], unreadable = decode_records(text_of("SubBefore^1^R^cg^REQ^ID1^2^$"))
     assert (record, unreadable) == (SubBefore(1, "R", "cg", "REQ", "ID1", 2, ""), 0)
     assert shown(encode_records([record])) == "SubBefore^1^R^cg^REQ^ID1^2^null$"

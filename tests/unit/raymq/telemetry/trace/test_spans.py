@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: parents, message properties, and no spans unless a program asks for them."""
+"""Tests of OpenTelemetry spans: parents, message properties, and no spans unless a program requests spans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRACE_ID = int("0af7651916cd43dd8448eb211c80319c", 16)
 
 
 class Seen:
-    """A tracer of a test, and the finished spans."""
+    """Test tracer that collects the finished spans."""
 
     def __init__(self, **how: Any) -> None:
         self._exporter = InMemorySpanExporter()
@@ -60,7 +60,7 @@ def make() -> Iterator[Any]:
 
 
 def properties_of(store: FakeStore) -> list[dict[str, str]]:
-    """Return the user's properties of all messages that a store received."""
+    """Return the user properties of all messages that a store received."""
     return [dict(message.properties) for message in store.messages()]
 
 
@@ -68,7 +68,8 @@ def properties_of(store: FakeStore) -> list[dict[str, str]]:
 def test_a_send_is_a_span_whose_context_goes_along(make: Any, seen: Seen, way: str) -> None:
     store = FakeStore()
     producer = make(store, observers=[SendSpans("group", seen.spans)])
-    for _ in range(3):  # the first opens the way for quicker ones, which must not be taken
+    # after the first send, a faster path would be possible, but it must not be used while spans are on
+    for _ in range(3):
         done = getattr(producer, way)(Message("orders", b"body", "A", ("k",), {"mine": "1"}))
         if way == "send_async":
             done.result(WAIT_S)
@@ -186,7 +187,7 @@ def test_a_poll_is_a_span_with_links(seen: Seen) -> None:
 
 
 def consume(seen: Seen, listener: Any, call: Any) -> None:
-    """Call a listener as a Listener actor does."""
+    """Call a listener as a Listener actor calls it."""
     pool = ConsumePool(listener, threads=1, timeout_s=WAIT_S, group="g", hooks=[SpanHook(seen.spans)])
     request = ConsumeRequest([call], [0], None, topic="orders", of_lists=isinstance(call, list))
     pool.submit(request)

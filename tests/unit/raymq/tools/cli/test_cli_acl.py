@@ -1,4 +1,5 @@
-"""`raymq acl`: it converts a file of ACL 1.0 to a file of users, and explains what a file of users allows."""
+"""Tests of `raymq acl`, which converts a file of ACL 1.0 to a users file, and explains which access a users file
+allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion, help and version: on standard output, with the installed command and real shells."""
+"""Tests of shell completion, help and version on standard output, with the installed command and real shells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAYMQ = str(BIN / "raymq")
 
 
 def run(*command: str, home: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with raymq on its path. It must succeed and print nothing on standard error."""
+    """Run a command with raymq on its path. Fails if the command fails or prints to standard error."""
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **variables}
     if home is not None:
         environment["HOME"] = str(home)
@@ -82,7 +82,7 @@ def test_zsh_reads_its_script(tmp_path: Path) -> None:
 def test_an_installation_adds_one_line_to_what_the_shell_reads_at_its_start(
     tmp_path: Path, name: str, startup: str
 ) -> None:
-    (tmp_path / startup).write_text("alias ll='ls -l'")  # without a newline at its end
+    (tmp_path / startup).write_text("alias ll='ls -l'")  # the user's startup file has no newline at its end
     assert startup in run(RAYMQ, "completion", name, "--install", home=tmp_path).stdout
     first = (tmp_path / startup).read_text()
     assert "reads it already" in run(RAYMQ, "completion", name, "--install", home=tmp_path).stdout
@@ -130,7 +130,7 @@ def test_names_that_commands_saw_are_candidates_where_such_a_name_is_wanted(tmp_
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch) -> Path:
-    """The file of names, which does not exist yet."""
+    """Return the path of the cache file of names for completion, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return known_names.names_file()
 

@@ -1,4 +1,4 @@
-"""The group, topic and dead-letter commands: their calls to the admin, a stand-in here, and their output."""
+"""Tests of the commands for groups, topics and dead letters: their calls to a fake Admin, and their output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
 class Admin:
-    """An admin that notes its calls."""
+    """Fake Admin that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []

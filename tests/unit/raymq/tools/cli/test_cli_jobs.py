@@ -1,4 +1,4 @@
-"""`raymq job`: its commands come from the files in raydp_jobs/jobs, loaded on demand."""
+"""Tests of `raymq job`, which loads its commands on demand from the files in raydp_jobs/jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`raymq consume --timeout`: when it considers a topic quiet. The consumer is a stand-in."""
+"""Tests of `raymq consume --timeout`: when the command decides that a topic has no more messages. The consumer is a
+fake."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 class Consumer:
-    """Holds a queue from the end of its second poll on. The third poll returns `lines`, or no poll does."""
+    """Fake consumer that is assigned a queue after its second poll. Its third poll returns `lines`; if `lines` is
+    empty, no poll returns anything."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines

@@ -1,4 +1,4 @@
-"""Every option of a command that is a number names its bounds, and absurd numbers are wrong usage."""
+"""Tests that every numeric option of a command states its limits, and that an absurd number is a usage error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raymq.tools.cli.terminal.number_type import NumberType, RateType
 
 
 def parameters(command: click.Command = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Parameter]]:
-    """Return the options and arguments of all commands, with the words of the command."""
+    """Yield the options and arguments of all commands, each with the full name of its command."""
     for parameter in command.params:
         yield " ".join(path), parameter
     if isinstance(command, click.Group):
@@ -62,7 +62,7 @@ def test_the_bounds_themselves_and_the_default_are_taken(
     words: str, parameter: click.Parameter, type_: NumberType
 ) -> None:
     for number in (type_.bounds.low, type_.bounds.high):
-        if number < 2**53:  # a greater one is no float
+        if number < 2**53:  # a larger integer has no exact float
             assert type_.convert(str(number), parameter, None) == number
     if isinstance(parameter.default, int | float):
         assert type_.convert(parameter.default, parameter, None) == parameter.default

@@ -1,4 +1,4 @@
-"""Progress of long commands is on standard error of a terminal, and nowhere else."""
+"""Tests that long commands show progress on standard error only if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.clients.fakes import connect_commands
 
 LINES = 4_000
 FEW_LINES = 500
-"""Enough messages for a bar if each prints a line."""
+"""Number of messages that is enough for a progress bar if the command prints a line per message."""
 
 
 class Producer:
-    """Acknowledges each message at once."""
+    """Fake producer that acknowledges each message at once."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -40,7 +40,7 @@ class Producer:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> StringIO:
-    """A standard error that is a terminal, and keeps all output."""
+    """Return a fake standard error that claims to be a terminal, and keeps all output."""
     shown = StringIO()
     console = Console(force_terminal=True, color_system=None, width=100, file=shown, markup=False, emoji=False)
     monkeypatch.setattr(progress, "err", console)
@@ -94,12 +94,13 @@ def test_a_command_that_prints_lines_on_the_terminal_has_no_bar_between_them(ter
 def test_a_step_is_shown_literally(terminal: StringIO) -> None:
     with progress.steps() as step:
         step("looking in [bold]x[/]\x1b[2J")
-        progress.err.print("done")  # draws the step above it
+        progress.err.print("done")  # printing a line also draws the current step
     assert "looking in [bold]x[/]\\x1b[2J …" in terminal.getvalue()
 
 
 def shown_steps(*texts: str) -> list[tuple[str, bool]]:
-    """Return the steps that are visible after these have begun, and whether they are done."""
+    """Begin the steps `texts` one after another. Returns the steps that are then visible, each with whether the step is
+    done."""
     bar = Progress(disable=True)
     steps = progress.Steps(bar)
     for text in texts:

@@ -1,4 +1,4 @@
-"""`raymq receive` acknowledges messages only after it has printed them. The consumer is a stand-in."""
+"""Tests that `raymq receive` acknowledges messages only after it has printed them. The consumer is a fake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.clients.fakes import connect_commands
 
 
 class Consumer:
-    """Receives two messages, and records its calls."""
+    """Fake simple consumer that receives two messages, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []

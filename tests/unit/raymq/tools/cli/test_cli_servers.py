@@ -1,4 +1,5 @@
-"""`raymq status`, `drain` and `balance`: their output about replicas, and exit codes. The servers are a stand-in."""
+"""Tests of `raymq status`, `drain` and `balance`: their output about replicas, and their exit codes. The servers are
+fakes."""
 
 from __future__ import annotations
 

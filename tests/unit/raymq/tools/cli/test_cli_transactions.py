@@ -1,4 +1,4 @@
-"""The output of `raymq transactions`, with a stand-in for the admin."""
+"""Tests of the output of `raymq transactions`, with a fake Admin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of the commands about brokers and NameServers, with a stand-in for the admin."""
+"""Tests of the output of the commands for brokers and NameServers, with a fake Admin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.clients.fakes import connect_commands
 
 
 class Values:
-    """The KV configuration of one NameServer."""
+    """Fake key-value configuration of one NameServer."""
 
     def __init__(self) -> None:
         self.table: dict[str, dict[str, str]] = {"billing": {"currency": "EUR", "area": "EU"}}
@@ -35,7 +35,7 @@ class Values:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, admin: Any, *words: str) -> Result:
-    """Run one command, whose client has this admin."""
+    """Run one command whose client uses the fake `admin`."""
     connect_commands(monkeypatch, SimpleNamespace(admin=admin))
     return CliRunner().invoke(cli.cli, list(words))
 
@@ -56,7 +56,7 @@ def test_values_are_put_got_listed_and_deleted(monkeypatch):
 
 
 class Settings:
-    """The settings of two broker groups. One store is away."""
+    """Fake settings of two broker groups. One store does not reply."""
 
     def __init__(self) -> None:
         self.changed: dict[str, Any] = {}

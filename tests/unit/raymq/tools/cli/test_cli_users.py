@@ -1,4 +1,5 @@
-"""`raymq user` and the parts of `raymq acl` that use a cluster: their calls to the admin, and their output."""
+"""Tests of `raymq user` and of the `raymq acl` commands that use a cluster: their calls to the Admin, and their
+output."""
 
 from __future__ import annotations
 

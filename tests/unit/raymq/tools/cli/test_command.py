@@ -1,4 +1,5 @@
-"""The decorator `command`: which options a command gets, when it connects, and what it prints."""
+"""Tests of the decorator `command`: the options that it gives a command, when the command connects, and its
+output."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ EVENTS: list[str] = []
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> click.Group:
-    """Return a group of commands whose client records when it is opened, used and closed."""
+    """Return a group of commands with a fake client that records when it is opened, used and closed."""
     EVENTS.clear()
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""docs/mqadmin.md names only existing commands, and has each of mqadmin's commands once."""
+"""Tests that docs/mqadmin.md names only existing raymq commands, and lists each of mqadmin's commands exactly
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A console of a cluster in memory, and a logged-in admin and viewer."""
+"""Fixtures with a web console for an in-memory cluster, and with a logged-in admin and viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls to the cluster are bounded in time and in number, and equal calls are shared."""
+"""Tests of the console's calls to the cluster: they are limited in time and in number, and concurrent equal calls are
+shared."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_too_many_calls_are_refused_at_once():
 
 
 class Clock:
-    """A clock that tests set."""
+    """Fake clock that tests set."""
 
     now_s = 100.0
 

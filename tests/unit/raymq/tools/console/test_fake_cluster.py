@@ -1,4 +1,5 @@
-"""FakeCluster takes the same arguments as Admin, Producer and ClusterControl, and has no other calls."""
+"""Tests that FakeCluster takes the same arguments as Admin, Producer and ClusterControl, and has no other
+methods."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def parameters(call: object) -> list[tuple[str, object, object]]:
 
 FAKE = {name: call for name, call in calls(FakeCluster).items() if name != "console_cluster"}
 WRITTEN_OUT = {name: call for name, call in FAKE.items() if call.__name__ == name}
-"""The calls that have not their arguments from the real ones (as_in)."""
+"""Methods of FakeCluster that declare their own arguments instead of copying them from the real methods
+(as_in)."""
 
 
 def test_every_call_of_the_control_is_there():

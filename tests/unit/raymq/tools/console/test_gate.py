@@ -1,4 +1,4 @@
-"""No user reads or changes anything in the console without the right to it."""
+"""Tests that no user reads or changes anything in the console without the necessary right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.console.logged_in import ADMIN_TOKEN, VIEWER_TOKEN, console_a
 
 
 def addresses(method: str) -> list[str]:
-    """Return all addresses of the console for a method, with names in place of parameters."""
+    """Return all URL paths of the console for an HTTP method, with parameters replaced by existing names."""
     routes = [route for route in console_routes() if isinstance(route, Route)]
     assert len(routes) > 20
     names = {"topic": "orders", "group": "billing"}

@@ -1,4 +1,4 @@
-"""Lists of topics and groups over a stand-in for the administration: few calls, and the rows of brokers that answer."""
+"""Tests of the lists of topics and groups, with a fake Admin: few calls, and rows from the brokers that reply."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def readings(held: int, lag: int, behind_ms: int | None) -> BrokerReadings:
 
 
 class Admin:
-    """The administration of two brokers; `calls` are the names of its calls."""
+    """Fake Admin for two brokers. `calls`: the names of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -111,7 +111,7 @@ def test_a_broker_that_does_not_answer_is_named_and_its_rows_are_missing(admin: 
     assert listing.missing == (NoAnswer("broker-b", NO_ANSWER),)
     assert topic_view(admin, "orders").missing == [f"broker-b: {NO_ANSWER}"]
     with pytest.raises(ServiceNotAvailableError, match="broker-b"):
-        cluster_figures(admin, 1_000)  # a sum without it would look like a restart
+        cluster_figures(admin, 1_000)  # a sum without broker-b's messages would look like a restart
 
 
 def test_figures_are_sums_with_each_topic_and_group(admin: Admin) -> None:

@@ -1,4 +1,4 @@
-"""Forms that send: fields as a message."""
+"""Tests of the console's forms that send messages: their fields become a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as pages show them."""
+"""Tests of formatting numbers, sizes and times for the console's pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a running raymq and of its metrics, each with a good and a bad case."""
+"""Tests of the checks of a running raymq and its metrics. Each check has a good and a bad case."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def findings(snapshot: DoctorSnapshot) -> dict[str, Finding]:
 
 
 def status(*path: Any, **changes: Any) -> ClusterFacts:
-    """Return the cluster with changed fields in a part of its status."""
+    """Return the facts of a good cluster, in whose status the fields at `path` are replaced by `changes`."""
     whole = deepcopy(STATUS)
     part = whole
     for key in path:

@@ -1,4 +1,4 @@
-"""The collectors on real directories, processes and servers of this machine; no Ray."""
+"""Tests of the collectors on real directories, processes and servers of this machine, without Ray."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_directory_that_is_not_there_is_judged_by_the_one_above(tmp_path: Path
 
 
 def test_a_directory_in_which_no_file_can_be_made_is_named_with_the_reason():
-    """Root may write everywhere except here."""
+    """The test uses a directory in which even root cannot create files."""
     assert collect_directory(Path("/proc/a"), 0.75, 0.9).error == "/proc cannot be used: No such file or directory"
 
 
@@ -102,7 +102,8 @@ def test_a_second_raymq_on_the_import_path_is_seen(tmp_path: Path, monkeypatch):
 
 
 def test_the_installed_ray_reports_its_health_checks():
-    """Ray's class is private. If it has moved, the check reports that Ray does not say."""
+    """Ray's class is private. If Ray moves the class, the check reports that the health-check settings are
+    unknown."""
     assert health_checks() is not None
 
 
@@ -142,7 +143,7 @@ def serving(body: bytes) -> Iterator[int]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
+            """Suppress the server's log lines."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,5 @@
-"""Findings: checks that are skipped without a cluster, merged findings, and the command's output and exit code."""
+"""Tests of the findings: checks that are skipped without a cluster, merged findings, and the command's output and exit
+code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that compare nodes, each with a good and a bad case."""
+"""Tests of the checks that compare nodes. Each check has a good and a bad case."""
 
 from __future__ import annotations
 

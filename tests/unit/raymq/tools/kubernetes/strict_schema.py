@@ -1,7 +1,8 @@
-"""A strict schema of the objects that raymq makes for Kubernetes: only the used fields, and no others.
+"""Strict schema of the Kubernetes objects that raymq creates: it allows only the fields in use.
 
-The schema is written by hand after KubeRay's v1 types and Kubernetes' own. KubeRay's definition is half a megabyte and
-takes any field of a pod. The strict schema finds a field that is misspelt, at the wrong level or of the wrong type.
+The schema is written by hand after KubeRay's v1 types and Kubernetes' own types. KubeRay's definition has half a
+megabyte and accepts any field of a pod. The strict schema finds a field that is misspelt, at the wrong level or of the
+wrong type.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ QUANTITY: dict[str, Any] = {"type": "string", "pattern": "^[0-9]+(m|Mi|Gi|Ti)?$"
 
 
 def strict(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    """Return the schema of an object with these fields and no other."""
+    """Return the schema of an object with these required and optional fields, and no other fields."""
     return {
         "type": "object",
         "properties": {**required, **optional},

@@ -1,6 +1,6 @@
-"""The files for Kubernetes in k8s/ are the output of `raymq k8s render`, and each object is well-formed.
+"""Tests that the files in k8s/ are the output of `raymq k8s render`, and that each object is well-formed.
 
-All names, ports, paths and settings agree with each other and with the code.
+All names, ports, paths and settings must agree with each other and with the code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of_kind(shape: ClusterShape, kind: str) -> list[dict[str, Any]]:
 
 
 def groups(shape: ClusterShape) -> list[dict[str, Any]]:
-    """Return all groups of pods: the head's, the stores', the one for computing."""
+    """Return all groups of pods: the head's group, the groups of the stores, and the compute group."""
     [cluster] = of_kind(shape, "RayCluster")
     return [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
 
@@ -183,7 +183,8 @@ def test_no_two_stores_are_on_one_machine(shape: ClusterShape) -> None:
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]
         wanted = rule["labelSelector"]["matchLabels"]
-        given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}  # KubeRay's own label
+        # KubeRay adds the label ray.io/cluster
+        given = group["template"]["metadata"]["labels"] | {"ray.io/cluster": shape.name}
         assert wanted.items() <= given.items()
 
 
@@ -207,7 +208,8 @@ def test_the_console_is_where_its_service_leads(shape: ClusterShape) -> None:
 
 @each_shape
 def test_ports_have_one_meaning(shape: ClusterShape) -> None:
-    """A Service, the PodMonitor and the NetworkPolicy name ports that containers open."""
+    """Every port that a Service, the PodMonitor or the NetworkPolicy names must be a port that a container
+    opens."""
     [head, *others] = groups(shape)
     opened = {port["name"]: port["containerPort"] for port in container(head)["ports"]}
     [service] = of_kind(shape, "Service")

@@ -1,4 +1,5 @@
-"""The Grafana dashboard: a fixed uid, panels that do not overlap, used variables, and titles that fit their charts."""
+"""Tests of the Grafana dashboard: a fixed uid, panels that do not overlap, no unused variables, and titles that fit
+above their charts."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_every_chart_says_what_it_shows_in_which_unit():
 
 
 def test_a_title_fits_above_its_chart():
-    """A chart has a third of the dashboard's width. Grafana truncates longer titles."""
+    """A chart has a third of the dashboard's width, so Grafana truncates titles of more than 48 characters."""
     assert [chart["title"] for chart in panels() if len(chart["title"]) > 48] == []
 
 

@@ -1,4 +1,4 @@
-"""`raymq metrics export`: the files, and refusals."""
+"""Tests of `raymq metrics export`: the exported files, and refused targets."""
 
 from __future__ import annotations
 

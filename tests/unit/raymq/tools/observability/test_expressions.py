@@ -1,4 +1,5 @@
-"""The dashboard and the alerts name only series that raymq reports, with labels that the series have."""
+"""Tests that the dashboard and the alerts name only series that raymq reports, with labels that the series
+have."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_a_name_or_label_that_nobody_reports_is_found(expression, fault):
 
 
 def test_every_instrument_is_on_the_board():
-    """An expression uses a series of each instrument: invisible figures are not worth their cost."""
+    """The dashboard must use each instrument, because a metric that no panel shows is not worth its cost."""
     text = "\n".join(BOARD)
     unseen = {
         name for name in INSTRUMENTS if not any(f"{exposed}{{" in text for exposed in exposed_names(INSTRUMENTS[name]))

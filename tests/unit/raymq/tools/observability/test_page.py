@@ -1,4 +1,5 @@
-"""docs/observability.md has the table of metrics that is made from the instruments, and a line for each alert."""
+"""Tests that docs/observability.md contains the table of metrics generated from the instruments, and a line for each
+alert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The folder of Ray's Grafana boards: found in the files that Ray writes, and a loud failure when Ray moves them."""
+"""Tests of finding the folder of Ray's Grafana dashboards in the files that Ray writes. If Ray moves the folder, these
+tests fail."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from raymq.tools.observability.ray_folder import (
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Ray session of this process, whose dashboard has written nothing yet."""
+    """Create a fake session folder of Ray, in which Ray's dashboard has written nothing yet."""
     context = SimpleNamespace(get_temp_dir=lambda: str(tmp_path), get_session_name=lambda: "session_1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.delenv(METRICS_ROOT_VARIABLE, raising=False)
@@ -32,12 +33,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_dashboard(session: Path) -> None:
-    """Make Ray's own code write its files for Grafana, as its dashboard does at its start."""
+    """Make Ray's own code write its files for Grafana, as Ray's dashboard does when it starts."""
     config = SimpleNamespace(session_dir=str(session), temp_dir=str(session.parent), session_name=session.name)
     MetricsHead(config)._create_default_grafana_configs()
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Ray's own
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Ray's code leaves the file open
 @pytest.mark.parametrize("variable", [None, METRICS_ROOT_VARIABLE, "RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"])
 def test_the_board_is_beside_rays_own(
     session: Path, tmp_path: Path, variable: str | None, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,5 @@
-"""The states of an assigned queue: the transition table has every step that the code takes, and no other."""
+"""Tests of the states of an assigned queue: the transition table contains exactly the transitions that the code
+makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member of a group gets its queues by heartbeats, and releases them when it must."""
+"""Tests of a group member, which receives its queues through heartbeats and releases revoked queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STICKY = Allocation(AllocateStrategy.STICKY)
 
 
 class Group:
-    """The Rebalance actor's side: answers with `queues`, or fails."""
+    """Fake Rebalance actor that assigns `queues` or fails."""
 
     def __init__(self) -> None:
         self.heard = []
@@ -44,7 +44,7 @@ class Scene:
         self.lock = threading.Lock()
         self.core = SubscriptionState(PullSettings("billing"), 0.0)
         self.core.subscribe(Subscription.parse("orders"))
-        self.core.poll_begins(0.0)  # a program that polls
+        self.core.poll_begins(0.0)  # as if a program polls
         self.group = Group()
         self.on_assigned, self.on_reset = Mock(), Mock()
         self.member = GroupMember(
@@ -67,7 +67,7 @@ class Scene:
         self.beats()
 
     def beats(self, count: int = 2) -> None:
-        """Wait for `count` more heartbeats."""
+        """Wait until the member has sent `count` more heartbeats."""
         target = len(self.group.heard) + count
         eventually(lambda: len(self.group.heard) >= target, "heartbeats", WAIT_S)
 

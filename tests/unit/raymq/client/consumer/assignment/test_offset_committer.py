@@ -1,4 +1,4 @@
-"""Start offsets and commits, at each broker separately."""
+"""Tests that a consumer reads start offsets and commits offsets at each broker separately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AWAY = ServiceNotAvailableError("restarting")
 
 
 class Broker:
-    """A broker group that records its calls."""
+    """Fake broker group that records its calls."""
 
     def __init__(self) -> None:
         self.prepared = 0
@@ -59,7 +59,7 @@ class Broker:
 
 
 class Store:
-    """An OffsetStore at the brokers."""
+    """Fake OffsetStore that keeps offsets at the fake brokers."""
 
     may_be_reset = True
 
@@ -185,7 +185,8 @@ def test_a_topic_without_permission_is_asked_for_once_and_holds_up_no_other_topi
     eventually(lambda: broker.asked_alone[:2] == forbidden[:1] * 2, "one question each time", WAIT_S)
     scene.consume(A, 10)
     scene.commits("broker-a", {A: 11})
-    assert caplog.text.count("cannot read") == 5  # once for each queue, however often it is asked for
+    # one log line for each queue, although each offset is requested several times
+    assert caplog.text.count("cannot read") == 5
     broker.left_out = {}
     eventually(lambda: set(scene.wanted()) == {*forbidden, A}, "all starts", WAIT_S)
 
@@ -199,7 +200,7 @@ def test_a_queue_that_is_stopped_goes_on_once_it_may_be_read(scene, monkeypatch)
     scene.committer.ask_about_resets()
     eventually(lambda: scene.core.all_forbidden, "the stop", WAIT_S)
     assert scene.wanted() == {}
-    scene.grant(A)  # the generation is the same as before
+    scene.grant(A)  # the new grant has the same generation as the old one
     broker.stopped, broker.left_out = {}, {}
     eventually(lambda: scene.wanted() == {A: 10}, "its start", WAIT_S)
 

@@ -1,4 +1,4 @@
-"""The offset to commit, message by message (spec/messaging.md §5.5)."""
+"""Tests of the offset to commit, which is computed from each message's completion (spec/messaging.md §5.5)."""
 
 from __future__ import annotations
 

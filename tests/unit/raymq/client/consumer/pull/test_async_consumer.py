@@ -1,6 +1,6 @@
-"""The asyncio pull consumer: cancellation, a loop that never blocks, threads.
+"""Tests of the asyncio pull consumer: cancellation, its threads, and that it never blocks the event loop.
 
-test_consumer.py covers everything that the consumer shares with its blocking twin.
+Behaviour that the asyncio consumer shares with the blocking consumer is tested in test_consumer.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Q0 = MessageQueue("orders", "a", 0)
 
 
 class Offsets:
-    """The brokers. A commit waits for `let_commit`."""
+    """Fake brokers for offsets. A commit waits for the event `let_commit`."""
 
     def __init__(self) -> None:
         self.let_commit = threading.Event()
@@ -67,7 +67,7 @@ def store(tmp_path, no_flushes):
 
 @pytest.fixture
 def engine(offsets, store, commits):
-    """Yield an engine for an asyncio consumer, which is closed at the end."""
+    """Yield the engine of an asyncio consumer. The engine is closed after the test."""
     storage = SimpleNamespace(
         fetch=lambda requests, max_bytes, wait_s, timeout_s: store.fetch(requests, max_bytes=max_bytes, wait_s=wait_s),
         reader=lambda: None,
@@ -94,13 +94,13 @@ async def assigned(engine: PullEngine) -> AsyncPullConsumer:
 
 
 async def turn() -> None:
-    """Let the other tasks of the loop run until they wait."""
+    """Let the other tasks of the event loop run until all of them wait."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def all_idle(consumer: AsyncPullConsumer) -> None:
-    """Wait until all threads for calls are idle."""
+    """Wait until all threads that make the consumer's calls are idle."""
     calls = consumer._calls
     while calls._work_queue.qsize() or calls._idle_semaphore._value < len(calls._threads):
         await asyncio.sleep(0.001)
@@ -241,7 +241,7 @@ def test_another_event_loop_may_close_a_consumer_whose_own_has_ended_but_not_pol
     async def make() -> AsyncPullConsumer:
         return await assigned(engine)
 
-    consumer = asyncio.run(make())  # its loop has ended
+    consumer = asyncio.run(make())  # the consumer's event loop has ended
 
     async def elsewhere() -> None:
         with pytest.raises(ClientStateError, match="another event loop"):

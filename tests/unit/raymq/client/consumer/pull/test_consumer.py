@@ -1,4 +1,4 @@
-"""Both kinds of pull consumers, with a simulated group, brokers and store."""
+"""Tests of the blocking and the asyncio pull consumer, with a simulated group, brokers and store."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def loop():
 
 @pytest.fixture(params=["here", "elsewhere"])
 def storage(request, store):
-    """Yield the client of the storage actor, which is on the consumers' node or on another one."""
+    """Yield the client of a storage actor on the consumers' node or on another node, depending on the test's
+    parameter."""
     storage = MappedStorage(store)
     if request.param == "elsewhere":
         storage.reader = lambda: None
@@ -89,7 +90,8 @@ def storage(request, store):
 
 @pytest.fixture(params=KINDS)
 def consume(request, group, storage, routes, loop, commits):
-    """Return a maker of consumers of one kind. They subscribe to `orders`; with `expression` None to nothing."""
+    """Return a function that makes blocking or asyncio consumers, depending on the test's parameter. The consumers
+    subscribe to `orders`, or to nothing if `expression` is None."""
     consumers = []
 
     def consume(*, expression: str | None = "*", on_close=lambda engine: None, **options):
@@ -275,7 +277,7 @@ def test_a_damaged_message_is_handed_over_in_its_place(consume, store, monkeypat
 def test_what_is_lost_is_raised_after_what_comes_before_it_while_other_queues_go_on(
     consume, store, tmp_path, monkeypatch
 ):
-    """An old file of the log is truncated under the running store, as by a user who moves files."""
+    """The test truncates an old log file of the running store, as a user who moves files might."""
     monkeypatch.setattr(fetcher, "LOSS_PAUSE_S", 0.01, raising=False)
     store.append([make_batch([b"%d" % number + b"." * 1000 for number in range(5, 105)])])
     log = tmp_path / "store" / "commitlog" / f"{0:020d}"
@@ -384,7 +386,7 @@ def test_an_auto_commit_that_is_refused_is_said_so_by_poll(consume, group):
         consumer.poll()
 
 
-# The group
+# Membership in the group
 
 
 def test_heartbeats_say_how_queues_are_to_be_shared_and_where_the_member_is(consume, group):
@@ -411,7 +413,7 @@ def test_a_revoked_queue_is_held_until_the_next_poll_and_committed_before_it_is_
     group.grant(Q1)
     holds(consumer, Q1)
     group.hears(Q0, Q1)
-    assert consumer.poll(timeout_s=0.0) == []  # nothing of it is returned any more
+    assert consumer.poll(timeout_s=0.0) == []  # messages of the revoked queue are no longer returned
     group.hears(Q1)
     assert group.committed_offsets[Q0] == 2
     group.grant(Q0, Q1)
@@ -482,7 +484,7 @@ def test_a_poll_raises_at_once_while_its_group_may_read_nothing(consume, group, 
     consumer = consume()
     assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
     group.stopped = dict.fromkeys((Q0, Q1), "forbidden to read")
-    group.resets += 1  # as `group forbid` tells the members
+    group.resets += 1  # `raymq group forbid` makes the group's members reset in this way
     eventually(lambda: consumer.engine._core.all_forbidden, "the end of reading", WAIT_S)
     for _ in range(2):
         with pytest.raises(NoPermissionError, match="forbidden to read"):
@@ -574,10 +576,11 @@ def test_a_program_that_does_not_poll_leaves_its_group_and_comes_back(consume, g
     poll(consumer, 2, max_messages=2)
     eventually(lambda: group.heartbeats[-1].leaving, "leaving", WAIT_S)
     assert consumer.assignment() == []
-    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]  # nothing was committed
+    # all messages are delivered again, because nothing was committed
+    assert poll(consumer, 5) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-# What is consumed
+# Subscriptions and chosen queues
 
 
 def test_an_unsubscribed_topic_is_returned_no_more(consume, group, store):
@@ -665,7 +668,7 @@ def test_only_queues_that_there_are_can_be_assigned(consume):
         consumer.poll()
 
 
-# Places
+# Positions and seeks
 
 
 def test_seek_goes_on_elsewhere_in_a_held_queue_and_is_committed(consume, group):
@@ -759,7 +762,7 @@ def test_a_listener_is_called_when_a_topics_queues_change(consume, routes):
     assert calls == [("orders", [Q0, Q1, MessageQueue("orders", "a", 2)])]
 
 
-# Life
+# Closing and use after close
 
 
 def test_close_commits_what_was_finished_and_leaves_the_group(consume, group):

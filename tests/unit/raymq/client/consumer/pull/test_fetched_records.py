@@ -1,4 +1,5 @@
-"""Polls decode fetched records: messages or columns, partly taken records, damage."""
+"""Tests of decoding fetched records in a poll: as messages or columns, with partly taken records, and with
+damage."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ QUEUE = MessageQueue("orders", "a", 0)
 
 @pytest.fixture
 def fetched(tmp_path, no_flushes) -> FetchedRecords:
-    """Return ten messages at offsets 0 to 9, the last with the tag BBBB. The queue continues at 12."""
+    """Return fetched records with ten messages at offsets 0 to 9. The last message has the tag BBBB. The queue
+    continues at offset 12."""
     store = open_store(tmp_path / "store")
     store.append([make_batch([b"body-%d" % number for number in range(9)]), make_batch([b"body-9"], tags="BBBB")])
     [result] = store.fetch([FetchRequest("orders", 0, 0, 100)], max_bytes=1 << 20, wait_s=0.0)
@@ -110,7 +112,7 @@ def test_a_message_with_a_damaged_body_is_handed_over_in_its_place(fetched, expr
 @pytest.mark.parametrize("expression", ["*", "AaAa || BBBB"])
 def test_a_damaged_record_is_handed_over_whatever_its_tags_are(fetched, expression):
     data = bytearray(fetched.records.data)
-    data[int(fetched.records.starts[3]) + 5] ^= 1  # the magic
+    data[int(fetched.records.starts[3]) + 5] ^= 1  # damage the record's magic code
     fetched.records = fetched.records._replace(data=bytes(data))
     [(_, messages)] = decode_messages([part(fetched, 10, expression)])
     [lost] = [message for message in messages if message.record_damaged]

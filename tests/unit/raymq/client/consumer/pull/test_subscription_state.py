@@ -1,4 +1,5 @@
-"""The decisions of a pull consumer: assigned and revoked queues, and which messages it reads, returns and commits."""
+"""Tests of a pull consumer's decisions: assigned and revoked queues, and which messages the consumer reads, returns and
+commits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Q0, Q1, Q2 = (MessageQueue("orders", "a", number) for number in range(3))
 
 
 def make(*queues: MessageQueue, start: int = 0, **settings) -> SubscriptionState:
-    """Return a core that subscribes to `orders` and holds `queues` from offset `start` on, in generation 1."""
+    """Return the state of a consumer that subscribes to `orders` and holds `queues` from offset `start` on, in
+    generation 1."""
     core = SubscriptionState(PullSettings("billing", **settings), 0.0)
     core.subscribe(Subscription.parse("orders"))
     grant(core, *queues)
@@ -33,7 +35,7 @@ def start_all(core: SubscriptionState, start: int) -> None:
 
 
 def starting(core: SubscriptionState) -> dict[MessageQueue, int]:
-    """Return the queues without a start offset, with the generation that granted each."""
+    """Return the queues whose start offset is unknown, with the generation that granted each queue."""
     return {assigned.queue: assigned.generation for assigned in core.starting()}
 
 
@@ -44,7 +46,7 @@ def grant(
 
 
 def fetch(core: SubscriptionState, queue: MessageQueue, *offsets: int, next_offset: int | None = None) -> bool:
-    """Let the pending fetch of a queue find these messages."""
+    """Complete a queue's pending fetch with messages at these offsets."""
     return fetch_run(core, queue, fetched_of(offsets, next_offset))
 
 
@@ -59,7 +61,7 @@ def room(core: SubscriptionState, queue: MessageQueue) -> int:
 
 
 def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -> list[tuple[int, int]]:
-    """Poll, and return the messages as (queue id, offset)."""
+    """Poll once. Returns the queue id and offset of each message."""
     core.poll_begins(now_s)
     returned = []
     for part in core.peek(max_messages):
@@ -72,7 +74,7 @@ def poll(core: SubscriptionState, max_messages: int = 500, now_s: float = 0.0) -
 
 
 def commit(core: SubscriptionState, **refusals) -> dict[MessageQueue, int]:
-    """Commit finished messages. The brokers accept the commit except for the refusals."""
+    """Commit finished messages. The brokers accept the commit, except for the queues in `refusals`."""
     return core.commit_answered(core.uncommitted(), CommitAnswer(**refusals))
 
 
@@ -80,7 +82,7 @@ def wishes(core: SubscriptionState) -> dict[MessageQueue, int | None]:
     return {queue: commit.queue_offset for queue, commit in core.uncommitted().items()}
 
 
-# Ownership
+# Assigned and revoked queues
 
 
 def test_a_granted_queue_is_held_once_its_start_is_known():
@@ -210,9 +212,9 @@ def test_a_queue_that_the_group_may_not_read_is_kept_and_goes_on_where_it_stoppe
         (Q0, Q1), "forbidden to read"
     )
     assert not core.waits_for_broker()
-    grant(core, Q0, Q1, generation=1)  # the same generation as before
+    grant(core, Q0, Q1, generation=1)  # the new grant has the same generation as the old one
     assert core.all_forbidden
-    assert poll(core) == []  # and the program has finished with what it got before
+    assert poll(core) == []  # this poll also marks the previously returned messages as finished
     assert commit(core, stopped={Q0: "forbidden to read"}) == {Q0: 1}
     core.commit_answered(core.reset_queries(), CommitAnswer())
     assert (core.wanted(), core.paused, dict(core.forbidden)) == ({Q0: 1}, [Q1], {})
@@ -318,7 +320,7 @@ def test_one_polls_at_a_time():
     core.poll_begins(0.0)
 
 
-# Reading and returning
+# Fetching messages and returning them from polls
 
 
 def test_messages_are_returned_in_order_and_as_many_as_asked_for():

@@ -1,4 +1,5 @@
-"""Coroutine listeners: awaited on one loop, with the limits, timeouts, order and failures of plain listeners."""
+"""Tests of coroutine listeners. They are awaited on one event loop, and have the same limits, timeouts, order and
+failures as plain listeners."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ AWAKE = contextvars.ContextVar("AWAKE", default="")
 
 
 class Awaited:
-    """A coroutine listener that notes its messages, and waits at the gate of each message that has one."""
+    """Coroutine listener that records its messages. If the test has a gate for a message, the listener waits at the
+    gate."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -83,7 +85,7 @@ def plain(seen, message):
 
 
 class Own:
-    """An awaitable that is no coroutine."""
+    """Awaitable object that is not a coroutine."""
 
     def __init__(self, seen, message) -> None:
         self.seen, self.message = seen, message
@@ -224,7 +226,7 @@ def test_an_administrators_call_awaits_too_and_is_cancelled_after_the_timeout(li
     eventually(lambda: listener.cancelled == ["a"], "the coroutine's end", WAIT_S)
 
 
-# What is refused at once
+# Listeners and settings that are refused at once
 
 
 def generator(message):

@@ -1,4 +1,5 @@
-"""The threads of a listener's process: quick calls on one, slow ones on all, late ones given up."""
+"""Tests of the thread pool in a listener's process: quick calls share one thread, slow calls use all threads, and late
+calls are abandoned."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.support.metrics.counted import Counted
 
 
 class Scripted:
-    """A listener that notes the names and threads of its calls, and waits at each name's gate, if any."""
+    """Listener that records the message name and the thread of each call. If the test has a gate for a name, the
+    listener waits at the gate."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -81,7 +83,8 @@ def request_of(*names: str, key: str | None = None, size: int = 1) -> ConsumeReq
 
 
 def wait(pool: ConsumePool, request: ConsumeRequest, wait_s: float) -> ConsumeReport:
-    """Serve a pool as its owner does until a request is done, at most `wait_s`. Returns a report about the request."""
+    """Serve a pool as the pool's owner does until a request is done, for at most `wait_s`. Returns the report of the
+    request."""
     until_s = time.monotonic() + wait_s
     while True:
         pool.renew_leases()
@@ -293,7 +296,7 @@ def test_in_order_no_call_is_given_up(listener):
     assert wait(pool, request, WAIT_S).failures == ()
 
 
-# Works that are taken away
+# Requests that are withdrawn from the pool
 
 
 def test_a_cancelled_work_begins_no_further_call(listener):
@@ -380,7 +383,7 @@ def test_hooks_are_called_around_each_call_and_decide_nothing(listener, fails):
 
 
 class Replier:
-    """Notes the replies, and returns that the replies to "wrong" are not replies."""
+    """Fake replier that records the replies. It reports the reply for message "wrong" as an invalid reply."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[list[str], object]] = []
@@ -414,13 +417,14 @@ def test_replies_are_sent_before_their_message_counts_as_consumed(key):
 def test_calls_are_counted_by_how_long_they_took_and_if_they_failed(listener, monkeypatch):
     counted = Counted()
     monkeypatch.setattr(consume_pool, "CLIENT_FIGURES", counted)
-    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 3600.0)  # only the failure is counted apart
+    # every call is quick, so only the failed call is counted separately
+    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 3600.0)
     listener.answers["bad"] = ValueError("no")
     request = request_of("a", "b", "bad", "c")
     request.topic = "orders"
     run(pool_of(listener, group="g"), request)
     assert counted.values(PROCESS_TIME) == {("orders", "g", "success"): 3, ("orders", "g", "failure"): 1}
-    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)  # each one is
+    monkeypatch.setattr(consume_pool, "QUICK_CALL_S", 0.0)  # no call is quick, so each call is counted separately
     more = request_of("d", "e")
     more.topic = "orders"
     run(pool_of(listener, group="g"), more)

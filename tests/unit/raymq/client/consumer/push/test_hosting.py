@@ -1,4 +1,4 @@
-"""A Listener's process keeps its instance hosted, on whichever node its Pull actor runs."""
+"""Tests that a Listener's process keeps its consumer instance hosted by a Pull actor, on any node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTANCE = Instance("pull-billing-0", "key", ("broker-a", "broker-b"))
 
 
 class Cluster:
-    """A Pull actor that may not run, and brokers that start it."""
+    """Fake cluster with a Pull actor that may not run, and with brokers that start the Pull actor."""
 
     def __init__(self) -> None:
         self.runs = False

@@ -1,4 +1,4 @@
-"""Shipping listeners by value, and running them."""
+"""Tests of listeners: pickling them by value for another process, and running them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def users(tmp_path, monkeypatch):
 
 
 def run_elsewhere(payloads: list[bytes]) -> list[str]:
-    """Return the results of the shipped functions for 2 in a process that cannot import the user's module."""
+    """Call each shipped function with argument 2 in a process that cannot import the user's module. Returns the
+    results."""
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE], input=b"\n--\n".join(payloads), capture_output=True, cwd="/", check=False
     )
@@ -140,7 +141,7 @@ def test_the_name_is_the_users(users):
     assert ship(users.handle, takes_batch=True).takes_batch
 
 
-# Running
+# Running listeners
 
 
 def listener(handler, hooks=()) -> Listener:

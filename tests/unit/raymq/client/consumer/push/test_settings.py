@@ -1,4 +1,4 @@
-"""A push consumer's settings: RocketMQ's bounds, each with an error that names it."""
+"""Tests of a push consumer's settings: RocketMQ's limits, each with an error that names the setting."""
 
 from __future__ import annotations
 

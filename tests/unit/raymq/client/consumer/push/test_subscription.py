@@ -1,4 +1,5 @@
-"""Calls of a running instance find its Pull actor on any host, and the instance's end ends its Listener."""
+"""Tests of the handle of a running consumer instance: its calls find the instance's Pull actor on any host, and the end
+of the instance also ends its Listener."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from raymq.remoting import actor_ref
 
 
 class Cluster:
-    """A Listener that returns where it is hosted, and Pull actors that answer or fail."""
+    """Fake cluster with a Listener that returns the host of its instance, and with Pull actors that reply or
+    fail."""
 
     def __init__(self) -> None:
         self.places = ["pull-1"]

@@ -1,4 +1,5 @@
-"""Tasks at a listener's process: their messages, the listener's calls, and the reports about them."""
+"""Tests of the tasks in a listener's process: their messages, the calls of the listener, and the reports about the
+tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from tests.support.history.waiting import eventually
 
 @pytest.fixture
 def received(monkeypatch) -> list[object]:
-    """The notes of the listeners. By default they report when a task has ended."""
+    """Return the list in which the test's listeners record their messages. Tasks are reported only when they end,
+    unless the test changes this."""
     monkeypatch.setattr(module, "REPORT_S", WAIT_S)
     return []
 
@@ -36,14 +38,14 @@ def feed_of(handler, *, takes_batch=False, batch_max=1, tags="*", orderly=True, 
 
 
 def reports_of(feed: TaskFeed) -> dict[int, ConsumeReport]:
-    """Return the due reports, by task."""
+    """Return the reports that are due, by task number."""
     feed.look()
     feed.heard()
     return dict(feed.take_reports()[1])
 
 
 def report_about(feed: TaskFeed, number: int) -> ConsumeReport:
-    """Return the next report about a task."""
+    """Wait for the next report about task `number`, and return the report."""
     return eventually(lambda: reports_of(feed).get(number), "a report", WAIT_S)
 
 
@@ -115,7 +117,7 @@ def test_records_that_nobody_can_read_fail_and_the_next_task_is_consumed(receive
     reports: dict[int, ConsumeReport] = {}
 
     def are_both_there() -> bool:
-        reports.update(reports_of(feed))  # a report arrives once, with or without the other
+        reports.update(reports_of(feed))  # each report is returned once, and the two reports may be returned separately
         return len(reports) == 2
 
     eventually(are_both_there, "both reports", WAIT_S)
@@ -141,7 +143,7 @@ def test_a_task_that_takes_long_is_reported_in_parts(received, monkeypatch):
     report = eventually(lambda: (again := reports_of(feed).get(4)) and again.ended and again, "the end", WAIT_S)
     assert (report.unfinished, received) == ((), [b"a", b"b", b"c"])
     time.sleep(0.06)
-    assert reports_of(feed) == {}  # reported to its end
+    assert reports_of(feed) == {}  # the task's final report was already returned
 
 
 def test_a_hand_over_that_comes_twice_is_consumed_once(received):
@@ -180,7 +182,7 @@ def test_a_new_life_of_the_pull_actor_takes_the_old_ones_tasks_away(received):
     feed.begin(HandOver(1, 5, (task_of(b"a", b"b"),)))
     eventually(lambda: received == [b"a"], "the first call", WAIT_S)
     feed.begin(HandOver(2, 1, (task_of(b"a", b"b"),)))
-    feed.begin(HandOver(1, 6, (task_of(b"x"),)))  # of the life before: too late
+    feed.begin(HandOver(1, 6, (task_of(b"x"),)))  # a late task batch of the previous process incarnation
     gate.set()
     assert report_about(feed, 1).ended
     assert feed.take_reports()[0] == 2
@@ -201,11 +203,11 @@ def test_a_task_that_has_ended_does_not_wait_for_one_that_takes_long(received):
     assert report_about(feed, 1).ended
 
 
-# The threads
+# The feed's threads
 
 
 class Pull:
-    """A Pull actor that returns tasks, and loses some calls."""
+    """Fake Pull actor that returns tasks, and loses some calls."""
 
     def __init__(self, *tasks: ShippedTask) -> None:
         self.tasks = list(tasks)

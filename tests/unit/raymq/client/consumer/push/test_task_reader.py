@@ -1,4 +1,4 @@
-"""Messages of tasks: read in the store's mapped files in place, or from bytes."""
+"""Tests of reading a task's messages, either in place from the store's mapped files, or from transferred bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bodies(messages) -> list[int]:
 
 @pytest.fixture
 def root(tmp_path):
-    store_records(tmp_path, 150)  # about three files
+    store_records(tmp_path, 150)  # the messages fill about three log files
     return tmp_path
 
 
@@ -76,7 +76,8 @@ def test_a_damaged_record_stands_for_itself(root):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_record_with_wrong_lengths_stands_for_itself(root, in_place):
-    """The places of the other records come from the queue, not from a walk over the records."""
+    """The positions of the other records come from the consume queue, not from the lengths in the records, so one wrong
+    length affects only its own record."""
     path = root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
     data[int(located(root, 0, 20).parts[0].starts[7]) + BODY_SIZE_OFFSET] ^= 1

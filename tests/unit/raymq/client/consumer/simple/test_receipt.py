@@ -1,4 +1,5 @@
-"""Receipts as RocketMQ's clients write them (spec/features.md §12.5), and messages that carry one."""
+"""Tests of receipt handles in the format of RocketMQ's clients (spec/features.md §12.5), and of messages with a receipt
+handle."""
 
 from __future__ import annotations
 

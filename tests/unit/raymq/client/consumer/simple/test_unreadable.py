@@ -1,4 +1,5 @@
-"""Messages that a simple consumer cannot read: retried as often as others, and finally dead letters."""
+"""Tests of messages that a simple consumer cannot read: they are retried as often as other messages, and then become
+dead letters."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ QUEUE = MessageQueue("orders", "broker-a", 5)
 
 
 class Calls:
-    """The calls of an engine to its broker."""
+    """Fake that records the calls that a simple consumer's engine makes to its broker."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -34,7 +35,8 @@ class Calls:
 
 
 def leased(attempts: int) -> tuple[LeasedRange, LeasedMessages]:
-    """A lease of four messages. The second has a lying body, and the third a damaged record."""
+    """Return a lease of four messages. The second message's body does not match its compression flag, and the third
+    message's record is damaged."""
     located = changed_record(stored([b"one", b"two", b"three", b"four"], {1: ZSTD}), 2, flip(5))
     messages = read_messages(
         located.data, located.starts, broker_name="broker-a", places=RecordPlaces.of(QUEUE, located)

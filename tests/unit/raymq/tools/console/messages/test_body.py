@@ -1,4 +1,5 @@
-"""Bodies for people: every byte string gives bounded, harmless text; JSON keeps each token."""
+"""Tests of showing message bodies to people: every byte string becomes bounded, harmless text, and JSON keeps each
+token unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Commands for the clipboard send the same message again, and run nothing else in the shell."""
+"""Tests of the shell commands that the console offers for copying: they send the same message again, and the shell runs
+nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.support.console.fake_cluster import fake_message
 
 
 def words_in_a_shell(command: str) -> list[str]:
-    """Return the words of a command as a shell sees them."""
+    """Return the words into which a shell splits a command."""
     answer = subprocess.run(["/bin/sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, timeout=60)
     return answer.stdout.decode().split("\0")[:-1]
 

@@ -1,4 +1,4 @@
-"""Tables as files, with hostile cells."""
+"""Tests of exporting tables as files, including cells with malicious content."""
 
 from __future__ import annotations
 

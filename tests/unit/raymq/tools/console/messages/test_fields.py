@@ -1,4 +1,4 @@
-"""Messages in lists and files."""
+"""Tests of the fields that message lists and exported files show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays in threads, which the test can block."""
+"""Tests of the console's replays, which run in threads that the test can block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_error_ends_it_and_is_its_outcome() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Replays of `held` end when the event is set."""
+    """Yield an event. Replays made by `held` continue only after the event is set."""
     gate = threading.Event()
     yield gate
     gate.set()

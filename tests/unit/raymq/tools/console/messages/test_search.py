@@ -1,4 +1,5 @@
-"""The search form: each way to begin gives a search, and an invalid form gives an error text."""
+"""Tests of the search form: each kind of start position gives a search, and an invalid form gives an error
+text."""
 
 from __future__ import annotations
 

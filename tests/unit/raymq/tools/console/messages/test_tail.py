@@ -1,4 +1,5 @@
-"""Tails without a server: one reader for all viewers, with limits per second, per viewer and in number."""
+"""Tests of live tails without a server: one reader serves all viewers of a topic, with limits on the messages per
+second and on the number of viewers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from raymq.tools.console.messages.tail import TAIL_WAITING_MAX, TailEvent, Tails
 
 
 class Topic:
-    """A topic that a test fills, and that counts its reads."""
+    """Fake topic that a test fills with messages, and that counts its reads."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -43,7 +44,7 @@ def tails_of(topic: Topic, *, rate: int = 1_000_000, max_viewers: int = 20) -> T
 
 
 async def wait_for_begin(viewer: Viewer) -> None:
-    """From now on the viewer sees arriving messages."""
+    """Wait until the viewer's tail has begun. Messages that arrive later are shown to the viewer."""
     assert await next_event(viewer) == TailEvent((), 0, "")
 
 
@@ -89,7 +90,7 @@ def test_viewers_share_a_reader_which_ends_with_the_last_one() -> None:
 
 def test_more_than_the_rate_is_passed_over_and_counted() -> None:
     async def test(topic: Topic) -> None:
-        tails = tails_of(topic, rate=10_000)  # ten of each read
+        tails = tails_of(topic, rate=10_000)  # the rate allows ten messages for each read
         viewer = tails.open("t", lambda _: True)
         await wait_for_begin(viewer)
         topic.messages += [str(number) for number in range(100)]
