@@ -269,7 +269,7 @@ def test_a_flipped_bit_that_the_snapshot_covers_is_found_although_newer_files_fo
     [hole] = store.mender.holes
     assert (hole.offset, hole.size) == (places[damaged], LAST_SIZE)
     assert intact_bodies(store) == [*BODIES[:damaged], None, *BODIES[damaged + 1 :]]
-    store.mend(hole.offset, good[begin : begin + hole.size])
+    store.mender.mend(hole.offset, good[begin : begin + hole.size])
     assert (store.mender.holes, bodies_of(store)) == ((), BODIES)
     store.close()
 
