@@ -30,7 +30,7 @@ RARE = {
     "a process that is dead speaks for the one that follows it": 550,
     "two Rebalance actors claim the same groups": 3250,
 }
-"""First seed to try for rare bugs, each of which shows in only one of hundreds or thousands of seeds."""
+"""First seed for rare bugs. Such a bug shows in one of hundreds or thousands of seeds."""
 
 
 @pytest.mark.timeout(7200 if SOAK else 300)

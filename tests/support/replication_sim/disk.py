@@ -60,7 +60,7 @@ class Disk:
 
     @property
     def last_intact(self) -> int:
-        """Return the offset of the last record that is intact and flushed; -1 if there is none."""
+        """Return the offset of the last record that is intact and flushed; -1 if no record is."""
         return next((offset for offset in reversed(range(self.flushed)) if offset not in self.damaged), -1)
 
     def intact(self) -> set[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Computed messages of a topic, in Arrow batches like those of a scan."""
+"""Computed messages of a topic, in Arrow batches. A scan returns batches of the same form."""
 
 from __future__ import annotations
 
