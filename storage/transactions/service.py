@@ -172,11 +172,6 @@ class TransactionService:
         checks, _ = self._gate.write(partial(self._check, frozenset(groups), start_ms))
         return checks
 
-    def write_ops(self) -> None:
-        """Write the missing op records of finished half messages. RocketMQ needs these records."""
-        if self._halves.unwritten_ops:
-            self._gate.write(lambda: self._deliver([self._op([])]))
-
     def figures(self) -> TransactionFigures:
         """Return the waiting transactions, the group with the oldest transaction first, and counters since the store
         was opened."""

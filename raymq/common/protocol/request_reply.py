@@ -144,11 +144,6 @@ def reply_queue(cluster: str, broker_name: str, client_id: str) -> MessageQueue:
     return MessageQueue(reply_topic(cluster), broker_name, crc32(client_id.encode()) % REPLY_QUEUES)
 
 
-def is_request(message: MessageExt) -> bool:
-    """True if `message` is a request, so that a client can reply to it."""
-    return all(message.system_properties.get(name) for name in _REQUEST_PROPERTIES)
-
-
 def reply_message(request: MessageExt, answer: Reply) -> tuple[SystemMessage, MessageQueue]:
     """Return the reply message to a request, and its queue. Raises CreateReplyMessageError if `request` is not a
     request."""
