@@ -465,7 +465,7 @@ class Storage:
 
     @ray.method(concurrency_group="orders")
     def obey(self, order: Order | None, newest: SyncStateSet | None) -> ReplicaState:
-        """Execute an order of the Controller, and store the Controller's sync-state set (Replica.obey)."""
+        """Store the sync-state set `newest` of the Controller, then execute the Controller's `order` (Replica.obey)."""
         return self._require_replica().obey(order, newest)
 
     @ray.method(concurrency_group="replicate")

@@ -95,7 +95,7 @@ def group_reset_offset(
 @topic_argument
 @dry_run_option
 def group_clone_offsets(admin: Admin, source: str, target: str, topic_name: str, dry_run: bool) -> CommandResult:
-    """Set the offsets of group TO in a topic to those of group FROM, also while TO's consumers run.
+    """Copy the offsets of group FROM in a topic to group TO. The consumers of TO may run.
 
     Example: raymq group clone-offsets billing billing-2 orders --dry-run
     """

@@ -22,9 +22,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleUser:
-    """A user who is logged in to the console. `name` is the name that the user entered at login, for the audit log; it
-    proves nothing, because a token may be shared. `session` is the id of the user's session, "" for a script that sends
-    its token with each request."""
+    """A user who is logged in to the console.
+
+    `name`: the name that the user entered at login. The audit log shows this name. The name proves nothing, because
+    several users may share a token. `session`: the id of the user's session. A script that sends its token with each
+    request has no session, and `session` is "".
+    """
 
     name: str
     role: Role
